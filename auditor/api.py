@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
 
 from .asked import validate
 from .flow import run
+from .isolation.members import enter_by, method_of
 from .loading import from_object
 from .loading.target import guard_progress
 from .offload import resident_limit
@@ -20,12 +22,33 @@ from .settings import Settings, options_of
 from .training.objective import training_subject
 
 
-def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
+def audit(model: nn.Module | Callable[..., Any], example_inputs: Any, **asked: Any) -> Audit:
     """Audit a model on example inputs; the audit leaves the model unchanged, bit for bit. Raises: AuditorError.
 
+    model: an nn.Module, or one of its methods, such as `model.decode`, which the audit then calls instead of the model.
     example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such tuples or dicts
     (batches).
     """
+    if (bound := method_of(model)) is not None:
+        with called_by(*bound) as owner:
+            return _audit(owner, example_inputs, asked)
+    return _audit(model, example_inputs, asked)
+
+
+@contextmanager
+def called_by(model: nn.Module, method: str) -> Iterator[nn.Module]:
+    """In the `with` block, calls of the model run a method instead of `forward`."""
+    own = {name: value for name, value in model.__dict__.items() if name == "forward"}
+    if method != "forward":
+        enter_by(model, method)
+    try:
+        yield model
+    finally:
+        model.__dict__.pop("forward", None)
+        model.__dict__.update(own)
+
+
+def _audit(model: Any, example_inputs: Any, asked: dict[str, Any]) -> Audit:
     settings = validate(Settings, asked)
     settings.rulebook, settings.where  # noqa: B018 - rejects invalid rules and a missing device before anything runs
     if settings.evaluate is not None:

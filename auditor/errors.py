@@ -109,9 +109,11 @@ def origin_of(error: BaseException) -> BaseException:
 
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
-    """Raise the error again unless the operation caused it. Other causes are a time limit, the caller's function and,
-    with `memory`, exhausted memory or disk space, or a failed GPU."""
+    """Raise the error again unless the operation caused it. Other causes are a time limit, the caller's function, a
+    model that could not be restored and, with `memory`, exhausted memory or disk space, or a failed GPU."""
     if isinstance(error, CallbackError) or caused_by(error, TimeoutError):
+        raise error
+    if isinstance(error, AuditorError) and error.slug == "state-not-restored":
         raise error
     if memory and (out_of_memory(error) or device_failed(error) or caused_by(error, DiskError)):
         raise error

@@ -31,6 +31,7 @@ from .loading.inputs import shapes_of
 from .loading.placement import devices_of, place_subject
 from .loading.state import upcast_model
 from .measure.calibrate import calibrate_paths
+from .measure.inputs import input_ranges
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
@@ -49,7 +50,7 @@ from .records.quantization import QuantizedPlan
 from .report.view import warnings_of
 from .report.words import label
 from .rulebook.causes import FlowGraph, about, findings_of, input_names
-from .rulebook.inputs import input_ranges
+from .rulebook.inputs import input_magnitudes
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, judge_layers, reports_of, with_backward
 from .settings import Settings
@@ -156,7 +157,7 @@ def _measure(
     with stages("classify", f"{len(options.rulebook)} rules"):
         rules, casts = spread(options.rulebook, formats, options.schemes), silent_casts(captured, subject)
         wanted = partial(findings_of, select=options.select, ignores=options.ignores, trains=options.training)
-        inputs = input_ranges(captured, subject)
+        inputs = input_magnitudes(captured, subject)
         find = partial(wanted, captured, measured, rules=rules, formats=formats, casts=casts, inputs=inputs)
         findings = find(judged)
     return Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set), step, find
@@ -232,6 +233,7 @@ def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, An
         ),
         "capture_method": captured.method,
         "graph_inputs": tuple(p.name for p in given),
+        "input_ranges": input_ranges(subject.model, subject.batches),
         "graph_outputs": captured.first.outputs,
         "weights": tuple(Weight(p.fqn or p.name, p.kind, measured.ranges[p.name]) for p in stored),
         "linearity": tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),

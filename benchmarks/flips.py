@@ -164,7 +164,7 @@ def experts() -> tuple[nn.Module, Tensor]:
         x = torch.randn(256, 16)
         return F.mse_loss(model(x)[0], 3 * wanted(x))
 
-    return fit(model, loss, 200), torch.randn(8192, 16)
+    return fit(model, loss, 200), torch.randn(16384, 16)
 
 
 def codes() -> tuple[nn.Module, Tensor]:

@@ -23,15 +23,6 @@
 
   const ratio = Measures.ratio;
 
-  /* Theme, printing, copying. */
-  const theme = $("theme");
-  theme.hidden = false;
-  theme.addEventListener("click", () => {
-    const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-    document.documentElement.dataset.theme = next;
-    try { localStorage.setItem("auditor-theme", next); } catch { /* a file:// page may have no storage */ }
-  });
-
   /* Keys that work anywhere: not while somebody writes, and not over the list of them. */
   const help = $("keys");
   const plainly = (event) => !(event.ctrlKey || event.metaKey || event.altKey || help.open || /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName));
@@ -39,29 +30,11 @@
   $("help").hidden = false;
   $("help").addEventListener("click", showKeys);
   addEventListener("keydown", (event) => {
-    const act = { "?": showKeys, t: () => theme.click() }[event.key];
+    const act = { "?": showKeys, t: () => $("theme").click() }[event.key];
     if (!act || !plainly(event)) return;
     event.preventDefault();
     act();
   });
-
-  function copyText(text) {
-    if (navigator.clipboard && isSecureContext) return navigator.clipboard.writeText(text);
-    const area = make("textarea", { class: "sr", "aria-hidden": "true" });
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    const done = document.execCommand("copy");
-    area.remove();
-    return done ? Promise.resolve() : Promise.reject(new Error("the browser refused to copy"));
-  }
-  for (const button of document.querySelectorAll(".copy")) {
-    button.hidden = false;
-    button.addEventListener("click", () => {
-      const say = (text) => { button.textContent = text; setTimeout(() => { button.textContent = "Copy"; }, 1600); };
-      copyText(button.parentElement.querySelector("code").textContent).then(() => say("Copied"), () => say("Copying failed: select the code"));
-    });
-  }
 
   function save(name, type, text) {
     const link = make("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import types
 from typing import Any
 
 import torch
@@ -14,13 +14,15 @@ from ..isolation.members import (
     modules_of,
     named_modules,
     named_parameters,
+    named_tensors,
     parameters_of,
     raise_in_place,
     rename_scopes,
     stored_low,
     unwrap_model,
 )
-from .runtime import DTYPES, Runtime, convert, inside
+from .entrances import PlanCalls, bind, convert_weights, entrance_methods, run_entrance, run_method, run_scope, unbind
+from .runtime import DTYPES, Runtime, convert, precision_of
 from .strategies import strategy_of
 
 
@@ -33,16 +35,6 @@ FUSING = {
     nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
     nn.TransformerEncoder: ("use_nested_tensor", False),
 }
-
-
-def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """The `forward` of a wrapped module, bound by functools.partial: a partial can be pickled, copied, exported and
-    compiled."""
-    if how["raises"]:
-        args, kwargs = convert((args, kwargs), torch.float32)
-    if how["keep"] or how["region"] is not None:
-        inner = functools.partial(inside, module, inner, how)
-    return how["runtime"].run(module, inner, how["precision"], how["output"], args, kwargs)
 
 
 def call_modules(model: nn.Module) -> None:
@@ -92,19 +84,81 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
         stored = {key: precision for key, precision in stored.items() if key not in low}
     elif raised in ("weights", "attributes"):
         raise_in_place([x for key, x in low.items() if stored.get(key, "fp32") == "fp32"])
-    for module in filter(is_wrapped, names):
-        own = module.__dict__.pop("forward").args[1]
-        if own is not None:
-            module.__dict__["forward"] = own
+    for module in names:
+        unbind(module)
     store_weights(inner, stored)
-    for module, choice in wrapping.items():
-        raises = names[module][0] == "" and not stored and raised not in ("none", "kept")
-        how = {"runtime": runtime, "raises": raises, **choice}
-        scope = functools.partial(run_scope, module, module.__dict__.get("forward"), how)
-        # __dict__ bypasses the module's own __setattr__; the scope keeps the forward's signature.
-        module.__dict__["forward"] = functools.update_wrapper(scope, module.forward)
+    raises = not stored and raised not in ("none", "kept")
+    calls = PlanCalls(title_of(plan), {name: x.dtype for name, x in named_tensors(inner)})
+    by_path = {path: how for module, how in wrapping.items() for path in names[module]}
+    for module, paths in names.items():
+        path = paths[0]
+        planned = path in scopes or any(above in scopes for above in enclosing(path))
+        how = {
+            "runtime": runtime,
+            "precision": precision_of(path, scopes) if planned else None,
+            "output": None,
+            "keep": (),
+            "region": None,
+            **wrapping.get(module, {}),
+            "raises": raises and path == "",
+            "around": enclosing_settings(path, by_path, raises),
+            "calls": calls,
+            "path": path,
+        }
+        bind_module(module, how, module in wrapping)
     call_modules(inner)
     return model
+
+
+def bind_module(module: nn.Module, how: dict[str, Any], is_scope: bool) -> None:
+    """Make a plan hold at a module: in its forward, its public methods, and conversions of its weights."""
+    if is_scope:
+        bind(module, "forward", run_scope, how)
+    elif is_entrance(module, how["path"]):
+        bind(module, "forward", run_entrance, how)
+    if isinstance(module, (torch.jit.ScriptModule, nn.utils.parametrize.ParametrizationList)):
+        return
+    for name in entrance_methods(module):
+        if name not in module.__dict__:
+            bind(module, name, run_method, name, {**how, "output": None})
+    bind(module, "_apply", convert_weights, how["calls"])
+
+
+def is_entrance(module: nn.Module, path: str) -> bool:
+    """Whether the forward of a module without a scope is wrapped.
+
+    It stays if it is set on the instance, or belongs to a script or a parametrization, which computes whenever its
+    weight is read. Modules of torch without weights, such as activations, compute in the dtype of their inputs.
+    """
+    own = [*module._parameters.keys(), *module._buffers, *module._modules.keys()]
+    if type(module).__module__.startswith("torch.nn.") and not own:
+        return False
+    return "forward" not in module.__dict__ and "parametrizations" not in path.split(".") and has_plain_forward(module)
+
+
+def has_plain_forward(module: nn.Module) -> bool:
+    """Whether a module's class defines `forward` as a method."""
+    own = next(vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind))
+    return isinstance(own, types.FunctionType) and own is not vars(nn.Module)["forward"]
+
+
+def enclosing(path: str) -> list[str]:
+    """Paths of the modules around a module, from the root on; [] for the root."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:depth]) for depth in range(len(parts))]
+
+
+def enclosing_settings(path: str, by_path: dict[str, dict[str, Any]], raises: bool) -> dict[str, Any]:
+    """What the scopes around a module add to its own: kept functions, an autocast region, and FP32 inputs."""
+    around = [by_path[above] for above in enclosing(path) if above in by_path]
+    regions = [how["region"] for how in around if how["region"] is not None]
+    keep = tuple(kept for how in around for kept in how["keep"])
+    return {"keep": keep, "region": regions[-1] if regions else None, "raises": raises}
+
+
+def title_of(plan: dict[str, Any]) -> str:
+    """A plan in messages: `FP16 plan (cast)`."""
+    return f"{plan.get('format', 'precision').upper()} plan ({plan['strategy']})"
 
 
 def refuse_fixed_forward(path: str, module: nn.Module) -> None:

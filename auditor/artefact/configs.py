@@ -20,6 +20,19 @@ _IMPORTS = {
 }
 
 
+FLOORED = tuple(name for name, one in SCHEMES.items() if (one.config or "").startswith("Float8Dynamic"))
+"""Schemes for which torchao can bound the scale of an input from below."""
+
+LEAST_ACTIVATION = 1e-12
+"""The lower bound of an input's largest magnitude: far below any useful one, and its scale is a normal number."""
+
+
+def with_lower_bound(code: str) -> str:
+    """Code for torchao, in which a row of zeros in an input gives zeros instead of NaN."""
+    config = "Float8DynamicActivationFloat8WeightConfig("
+    return code.replace(config, f"{config}activation_value_lb={LEAST_ACTIVATION}, ")
+
+
 def _assign(name: str, value: Any) -> str:
     return f"{name} = {literal(value)}\n"
 

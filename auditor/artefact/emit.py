@@ -16,8 +16,8 @@ from ..numerics import fp32_output, functions
 from ..numerics.formats import label, runs
 from ..records import Origin, Plan
 from . import applying as runtime
+from . import entrances, source, strategies
 from . import runtime as strategies_runtime
-from . import source, strategies
 from .base import plan_table
 from .runtime import Runtime
 from .strategies import strategy_of
@@ -49,11 +49,13 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import io
 import json
 import re
 import runpy
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -151,6 +153,8 @@ def emit(
         _SEPARATED,
         _text_from(strategies_runtime, "DTYPES = "),
         _runtimes({plan.strategy for plan in runnable.values()}),
+        _text_from(entrances, "DTYPE_METHODS = "),
+        _SEPARATED,
         _text_from(runtime, "FUSING = "),
     ]
     return "".join(parts)
@@ -200,6 +204,7 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
         return None
     folder = {} if origin.folder is None else {"folder": _place(origin.folder, directory)}
     words = {"words": origin.words} if origin.words else {}
+    method = {"method": origin.method} if origin.method else {}
     return {
         "path": _place(origin.path, directory),
         "digest": origin.digest,
@@ -212,6 +217,7 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
         "weights": _place(origin.weights, directory),
         **folder,
         **words,
+        **method,
     }
 
 

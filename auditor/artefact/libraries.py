@@ -11,7 +11,15 @@ from ..errors import PlanError
 from ..numerics.schemes import SCHEMES, Scheme
 from ..records import Audit
 from ..records.quantization import QuantizedPlan
-from .configs import compressed_code, compressed_config, modelopt_code, torchao_code, transformers_code
+from .configs import (
+    FLOORED,
+    compressed_code,
+    compressed_config,
+    modelopt_code,
+    torchao_code,
+    transformers_code,
+    with_lower_bound,
+)
 from .text import comment
 
 KINDS = {
@@ -27,7 +35,8 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Library:
-    """A quantization library. kinds: function from a scheme to the kinds of layers that the library quantizes under it.
+    """A quantization library. is_nan_on_zeros: whether a row or block of zeros becomes NaN in it, in schemes with a scale
+    of zero. kinds: function from a scheme to the kinds of layers that the library quantizes under it.
     render: code for layers {path: scheme}, and for linear layers kept in 16 bits. notes: {start of a scheme's name:
     what differs in the library}."""
 
@@ -35,6 +44,7 @@ class Library:
     kinds: Callable[[Scheme], tuple[str, ...]]
     render: Callable[[Mapping[str, str], list[str]], str]
     notes: Mapping[str, str]
+    is_nan_on_zeros: bool = False
 
     @property
     def file(self) -> str:
@@ -43,13 +53,13 @@ class Library:
 
 
 def quantized_plan(audit: Audit, name: str | None = None) -> QuantizedPlan:
-    """The plan called `name`; by default the one with the fewest bits. Raises:
-    PlanError(slug="no-such-plan")."""
+    """The plan called `name`; by default the best one: the fewest bits, then the least time, then the smallest
+    error. Raises: PlanError(slug="no-such-plan")."""
     plans = {plan.name: plan for plan in audit.quantized_plans}
     if not plans:
         raise PlanError("the audit has no plan of quantization schemes: audit with --formats int8", slug="no-such-plan")
     if name is None:
-        return min(audit.quantized_plans, key=lambda plan: plan.effective_bits)
+        return min(audit.quantized_plans, key=lambda plan: plan.rank)
     if name not in plans:
         raise PlanError(f"{name!r} is not among the plans; choose one of {', '.join(plans)}.", slug="no-such-plan")
     return plans[name]
@@ -61,11 +71,14 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
     if not layers:
         why = _left_out(library, left) or "It quantizes no layer."
         return comment(f"{library.title}: there is no code for the plan {plan.name!r}.", why)
-    error = max(plan.calibration_error, plan.held_out_error or 0.0)
     notes = [note for start, note in library.notes.items() if any(map(re.compile(start).match, layers.values()))]
     head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
-    said = f"Verified by {plan.verified_by} with all other layers in FP32: error {error:.2g}, budget {audit.max_error:.2g}."
-    return comment(f"{head} {said}", _left_out(library, left), *dict.fromkeys(notes)) + library.render(layers, kept)
+    said = f"Verified by {plan.verified_by} with all other layers in FP32: error {plan.error:.2g}, budget {audit.max_error:.2g}."
+    text = library.render(layers, kept)
+    if library.is_nan_on_zeros and any(path in layers for path in _zero_blocks(audit, plan)):
+        text = with_lower_bound(text)
+        notes.append("activation_value_lb bounds the scales of inputs, since torchao turns a row of zeros into NaN.")
+    return comment(f"{head} {said}", _left_out(library, left), *dict.fromkeys(notes)) + text
 
 
 def files_of(audit: Audit, plan: QuantizedPlan) -> dict[str, str]:
@@ -100,13 +113,28 @@ def _expressible(
         for path, scheme in plan.layers.items()
         if scheme and (kind := kinds.get(path, "parameter")) not in library.kinds(SCHEMES[scheme])
     }
+    zeros = _zero_blocks(audit, plan)
+    if library.is_nan_on_zeros:
+        for path, scheme in plan.layers.items():
+            bounded = scheme in FLOORED and zeros.get(path) == "activation"
+            if path in zeros and path not in left and not bounded:
+                left[path] = f"{scheme}, a row or block of zeros becomes NaN"
     tied = [tuple(name.removesuffix(".weight") for name in group) for group in audit.tied_parameters]
     for group in (*plan.groups, *tied):
         if first := next((path for path in group if path in left), None):
             left |= {path: f"with {first}" for path in group if plan.layers.get(path) and path not in left}
     layers = {path: scheme for path, scheme in plan.layers.items() if scheme and path not in left}
-    kept = sorted(path for path, kind in kinds.items() if kind == "linear" and path not in layers)
-    return layers, kept, left
+    kept = {path for path, kind in kinds.items() if kind == "linear" and path not in layers}
+    kept |= {name.rpartition(".")[0] for name in plan.left_out if name not in kinds and "." in name}
+    return layers, sorted(kept), left
+
+
+def _zero_blocks(audit: Audit, plan: QuantizedPlan) -> dict[str, str]:
+    """{layer of the plan: its part with a row or block of zeros}."""
+    measured = {(layer.key, layer.scheme): layer.zero_blocks for layer in audit.quantization}
+    measured |= {(layer.owner, layer.scheme): layer.zero_blocks for layer in audit.quantization}
+    parts = {path: measured.get((path, scheme), "") for path, scheme in plan.layers.items() if scheme}
+    return {path: part for path, part in parts.items() if part}
 
 
 def _left_out(library: Library, left: Mapping[str, str], shown: int = 6) -> str:
@@ -120,15 +148,25 @@ def _left_out(library: Library, left: Mapping[str, str], shown: int = 6) -> str:
 def _torchao_kinds(scheme: Scheme) -> tuple[str, ...]:
     if scheme.config is None:
         return ()
-    more = {"int8": () if scheme.is_calibrated else ("embedding",), "int4": ("embedding", "convolution")}
+    more = {
+        "int8": () if scheme.is_calibrated or scheme.name == "int8_tensor" else ("embedding",),
+        "int4": ("embedding", "convolution"),
+    }
     return ("linear", *more.get(scheme.name.split("_")[0], ()))
 
 
+def _compressed_kinds(scheme: Scheme) -> tuple[str, ...]:
+    return () if any(word in scheme.name for word in ("e5m2", "one_level", "mxfp6")) else ("linear",)
+
+
 def _modelopt_kinds(scheme: Scheme) -> tuple[str, ...]:
-    if any(word in scheme.name for word in ("e5m2", "one_level", "asymmetric")):
+    if any(word in scheme.name for word in ("e5m2", "one_level", "asymmetric", "mxfp6")):
         return ()
     convolutions = ("1D convolution", "convolution", "3D convolution")
-    return ("linear", *(convolutions if scheme.name in ("fp8_tensor", "int8_static", "int8_weights") else ()))
+    return (
+        "linear",
+        *(convolutions if scheme.name in ("fp8_tensor", "int8_static", "int8_tensor", "int8_weights") else ()),
+    )
 
 
 _TORCHAO_NOTES = {
@@ -147,16 +185,17 @@ _MODELOPT_NOTES = {
 }
 
 LIBRARIES = {
-    "torchao": Library("torchao", _torchao_kinds, torchao_code, _TORCHAO_NOTES),
+    "torchao": Library("torchao", _torchao_kinds, torchao_code, _TORCHAO_NOTES, True),
     "hf-quantization": Library(
         "transformers",
         lambda scheme: ("linear",) if scheme.config and not scheme.is_calibrated else (),
         transformers_code,
         {"": "Only for a model that from_pretrained of transformers loads.", **_TORCHAO_NOTES},
+        True,
     ),
     "compressed-tensors": Library(
         "compressed-tensors",
-        lambda scheme: () if "e5m2" in scheme.name or "one_level" in scheme.name else ("linear",),
+        _compressed_kinds,
         compressed_code,
         _COMPRESSED_NOTES,
     ),

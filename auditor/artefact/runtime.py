@@ -22,16 +22,34 @@ LAZY = (types.GeneratorType, map, filter, zip)
 
 
 def convert(tree: Any, dtype: torch.dtype) -> Any:
-    """Convert the floating-point tensors in `tree` to `dtype`; float64, complex and integer tensors are unchanged."""
+    """Convert the floating-point tensors in `tree` to `dtype`; float64, complex and integer tensors are unchanged.
+
+    A container without a tensor to convert is returned itself, since the caller may write to it.
+    """
     if isinstance(tree, torch.Tensor):
         return tree.to(dtype) if tree.dtype in MOVABLE else tree
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    if not needs_conversion(tree, dtype):
+        return tree
     if type(tree) in (tuple, list):  # the usual case, faster than a general traversal
         return type(tree)([convert(item, dtype) for item in tree])
     if type(tree) is dict:
         return {key: convert(item, dtype) for key, item in tree.items()}
-    if tree is None or isinstance(tree, (bool, int, float, str)):
-        return tree
     return pytree.tree_map_only(torch.Tensor, lambda x: convert(x, dtype), tree)
+
+
+def needs_conversion(tree: Any, dtype: torch.dtype) -> bool:
+    """Whether `convert` would change the dtype of a tensor in `tree`."""
+    if isinstance(tree, torch.Tensor):
+        return tree.dtype in MOVABLE and tree.dtype is not dtype
+    if type(tree) in (tuple, list):
+        return any(needs_conversion(item, dtype) for item in tree)
+    if type(tree) is dict:
+        return any(needs_conversion(item, dtype) for item in tree.values())
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return False
+    return any(isinstance(x, torch.Tensor) and needs_conversion(x, dtype) for x in pytree.tree_leaves(tree))
 
 
 def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:

@@ -26,6 +26,8 @@ _INSTALLED = tuple({f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("purel
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
 _GENERATED = "<eval_with_key>"
 """File name of the code that torch.fx generates."""
+PATCHED = "patched_model.py"
+"""Name of the generated file with a model's plans: its lines pass calls on to the user's code."""
 _MODULE = nn.Module.__call__.__code__.co_filename
 _AUTOGRAD = torch.autograd.function.__file__
 _PASSING_ON = frozenset({"__torch_function__", "__torch_dispatch__"})
@@ -126,8 +128,9 @@ def _function(code: CodeType) -> str:
 
 @cache
 def kind_of(filename: str) -> str:
-    """own: user code; library: an installed package; "": torch, this package, the standard library, or no file."""
-    if filename.startswith((_TORCH, _OURS)):
+    """own: user code; library: an installed package; "": torch, this package, the standard library, a patched model's
+    file, or no file."""
+    if filename.startswith((_TORCH, _OURS)) or Path(filename).name == PATCHED:
         return ""
     if filename.startswith("<"):  # a cell of a notebook has lines
         return "own" if not filename.startswith(_GENERATED) and linecache.getlines(filename) else ""

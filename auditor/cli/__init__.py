@@ -8,7 +8,9 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,18 +23,35 @@ from ..errors import AuditorError, caused_by, describe, first_line, out_of_memor
 from ..processes import ignore_signals, supervise, unwind_on_signals
 from ..progress.shown import refresh_display, reporter
 from ..records import folder
-from ..settings import bad, options_of, with_flags
+from ..settings import bad, either, options_of, with_flags
 from .ledger import Ledger
 from .output import set_aside
 from .rehearse import Rehearse
 from .verbs import PROGRAM, Apply, Audit, Diff, Explain, ExplainLayer, Fleet, Rules, Snippet, Verb, WithTarget
 
+WIDTH = 80
+"""Maximum number of columns of the help."""
+CHOICES_SHOWN = 50
+"""Maximum length in characters of the list of choices beside a flag; the description has a longer list."""
 EPILOG = """\
-TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
-TARGET can also be timm:NAME or hf:NAME_OR_PATH, if timm or transformers is installed.
-exit code: 0 success; 1 a finding at or above --fail-on, or no plan within --max-drop; 2 error;
-  130 interrupted
+TARGET:
+  path/to/model.py[:symbol] or package.module[:symbol]
+  a symbol may take arguments: model.py:Net(width=8)
+  timm:NAME or hf:NAME_OR_PATH, if timm or transformers is installed
+
+exit code:
+  0 success; 1 a finding at or above --fail-on, or no plan within --max-drop;
+  2 error; 130 interrupted
 """
+GROUPS = {
+    "model and inputs": ("inputs", "weights", "loss", "device", "memory", "seed"),
+    "what to audit": ("formats", "strategies", "mode", "use", "gpu", "objective", "quick", "onnx"),
+    "limits of the error": ("max_error", "criteria", "evaluate", "max_drop", "better"),
+    "more measurements": ("generate", "temperature", "measure_time"),
+    "rules": ("rules", "select", "ignore"),
+    "results": ("out", "format", "fail_on", "baseline", "explain_layer", "model_explorer", "open"),
+}
+"""{title: options of an audit that its help shows under this title}; all others are general options."""
 VERBS: dict[str, type[Verb]] = {
     re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.__name__).lower(): one
     for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
@@ -138,17 +157,47 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """The parser of the whole command line. `shtab --shell=bash --prog=auditor auditor.cli.parser` generates shell
     completion from it."""
-    how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    whole = Parser(prog=PROGRAM, description=str(Audit.__doc__).partition(". ")[0] + ".", epilog=EPILOG, **how)
+    how: dict[str, Any] = {"formatter_class": _help_formatter, "allow_abbrev": False, "add_help": False}
+    about = textwrap.fill(str(Audit.__doc__).partition(". ")[0] + ".", WIDTH)
+    usage = f"{PROGRAM} TARGET [options]\n       {PROGRAM} VERB ...\n       {PROGRAM} VERB --help"
+    whole = Parser(prog=PROGRAM, usage=usage, description=about, epilog=_epilog(Audit), **how)
+    below = whole.add_subparsers(title="target or verb", metavar="TARGET | VERB", required=True, parser_class=Parser)
     _add_options(whole, Audit, Audit.takes[1:])
-    below = whole.add_subparsers(metavar="TARGET | VERB", required=True, parser_class=Parser)
     for name, verb in VERBS.items():
         said = " ".join(str(verb.__doc__).split())
-        part = below.add_parser(name, help=said, description=said, epilog=EPILOG * (verb is Audit), **how)
+        text = textwrap.fill(said, WIDTH)
+        part = below.add_parser(
+            name, help=said, usage=_usage(name, verb), description=text, epilog=_epilog(verb), **how
+        )
         _add_options(part, verb, verb.takes)
     whole.parts = below.choices
     whole.parts["audit"].prog = PROGRAM
     return whole
+
+
+def _help_formatter(prog: str) -> argparse.HelpFormatter:
+    columns = shutil.get_terminal_size().columns
+    return argparse.RawDescriptionHelpFormatter(prog, width=min(columns, WIDTH))
+
+
+def _usage(name: str, verb: type[Verb]) -> str:
+    """The line of usage: the verb, its required arguments, and `[options]` for all others."""
+    words = [PROGRAM] if verb is Audit else [PROGRAM, name]
+    options = options_of(verb)
+    for taken in verb.takes:
+        if verb.model_fields[taken].is_required():
+            option = options[taken]
+            words.append(f"{option.flag} {option.shown}".strip())
+    return " ".join((*words, "[options]"))
+
+
+def _epilog(verb: type[Verb]) -> str:
+    """What follows the options of a verb: for an audit what TARGET may be, and for all verbs examples."""
+    lines = ["examples:"]
+    for words, meaning in verb.examples:
+        lines += [f"  # {meaning}", f"  {PROGRAM} {words}"]
+    examples = "\n".join(lines)
+    return f"{EPILOG}\n{examples}" if verb is Audit else examples
 
 
 def parse(words: Sequence[str]) -> Verb:
@@ -173,7 +222,13 @@ def parse(words: Sequence[str]) -> Verb:
 def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
     """Add a verb's arguments to its parser. Options that the user omits are absent from the parsed result."""
     options = options_of(verb)
-    for name in dict.fromkeys((*names, "debug")):
+    groups = dict[str, Any]()
+    if verb is Audit:
+        for title, members in GROUPS.items():
+            groups |= dict.fromkeys(members, made.add_argument_group(title))
+    general = made.add_argument_group("general" if groups else "options")
+    in_groups = [name for name in groups if name in names]
+    for name in dict.fromkeys((*in_groups, *names, "debug")):
         option, field = options[name], verb.model_fields[name]
         default = None if field.is_required() else field.default
         help = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", with_flags(option.help)).replace("`", "").replace("%", "%%")
@@ -189,9 +244,15 @@ def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
             about |= {"metavar": option.shown or None, "action": "append" if name == "criteria" else "store"}
         if option.choices is not None and not isinstance(default, tuple):
             about["choices"] = [*option.choices()]
+            if len(",".join(about["choices"])) > CHOICES_SHOWN:
+                about |= {"metavar": "NAME", "help": f"{either(about['choices'])}: {help}"}
         if name == "onnx":
             about |= {"nargs": "?", "const": "fp32"}
-        action = made.add_argument(*["-q"] * (name == "quiet"), option.flag or name, **about)
+        group = groups.get(name, general) if option.flag else made
+        action: Any = group.add_argument(*["-q"] * (name == "quiet"), option.flag or name, **about)
         if option.path:
-            action.complete = PATHS  # type: ignore[attr-defined]
-    made.add_argument("--version", action="version", version=f"auditor {__version__}", help="show the version and exit")
+            action.complete = PATHS
+    general.add_argument("-h", "--help", action="help", help="show this help and exit")
+    general.add_argument(
+        "--version", action="version", version=f"auditor {__version__}", help="show the version and exit"
+    )

@@ -18,6 +18,10 @@ class Ledger(WithTarget):
     planned and executed. Report casts that may lose digits unnoticed."""
 
     takes = ("target", "plan_file", "inputs", "weights", "format", "fail_on", "timeout", "seed")
+    examples = (
+        ("ledger model.py", "the model as its code loads it"),
+        ("ledger model.py --weights net.pt --plan audits/model", "with a checkpoint, under the plan of an audit"),
+    )
     stage = "ledger"
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit of this model; by default the model runs without a plan"""

@@ -23,6 +23,10 @@ class Rehearse(WithTarget):
     """Run a training step a few hundred times in several recipes (FP32, autocast, BF16 weights); recommend one."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
+    examples = (
+        ("rehearse train.py:step", "200 steps of train.step, in FP32 and in every recipe"),
+        ("rehearse train.py:step --steps 1000 --plan audits/model", "more steps, and the plan of an audit too"),
+    )
     stages: ClassVar = ("load", "rehearse")
     target: Annotated[str, Option(shown="FILE.py:STEP", path="place")]
     """a function that runs one training step on a batch"""

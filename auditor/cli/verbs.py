@@ -38,9 +38,10 @@ TextOrJson = Annotated[str, Option(choices=lambda: ("text", "json")), Field(desc
 
 class Verb(Command):
     """A command and its arguments. takes: names of its arguments, in the order of the help; some are options of
-    `audit`."""
+    `audit`. examples: (words after the program's name, what they do), for the help."""
 
     takes: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def run(self, progress: Display) -> int | None:
         """Run the command and return its exit code; None: 0. Raises: AuditorError."""
@@ -60,6 +61,19 @@ class Audit(WithTarget):
     may be left out: `python -m auditor TARGET`."""
 
     takes = ("target", *(name for name, option in OPTIONS.items() if option.flag))
+    examples = (
+        ("model.py", "FP16 and BF16, for inference, with inputs that model.py names"),
+        ("model.py:Net --weights net.safetensors --inputs data.pt", "trained weights and real inputs"),
+        (
+            "train.py --mode training --loss train.py:loss_fn",
+            "also a training step: its loss scale, and the loop to copy",
+        ),
+        (
+            "hf:path/to/llama --formats int8 --generate 64",
+            "INT8 layers of a language model, and the tokens that it chooses",
+        ),
+        ("model.py --formats bf16 --criterion 'logits: kl <= 0.01'", "BF16 only, with a limit for one output"),
+    )
 
     def run(self, progress: Display) -> int:
         from .audit import audit
@@ -71,6 +85,10 @@ class Explain(Verb):
     """Explain a rule (what it detects, the risk and the remedy) or an error."""
 
     takes = ("code", "rules")
+    examples = (
+        ("explain NRM001", "what a rule detects, the risk and the remedy"),
+        ("explain missing-target", "the cause of an error, and what to do"),
+    )
     code: Annotated[str, Option(shown="CODE")]
     """the code of a rule, such as SFT001, or the name of an error, such as bad-plan"""
 
@@ -90,6 +108,10 @@ class Rules(Verb):
     """List all rules: one per line, as JSON, or as one Markdown document."""
 
     takes = ("format", "rules")
+    examples = (
+        ("rules", "one line for each rule"),
+        ("rules --format md > rules.md", "all rules as a document"),
+    )
     format: Annotated[str, Option(choices=lambda: ("text", "json", "md"))] = "text"
     """format of the output"""
 
@@ -107,6 +129,10 @@ class Apply(WithTarget):
     """Write patched_model.py for TARGET from the plan.json of an earlier audit."""
 
     takes = ("plan_file", "target", "plan", "inputs", "weights", "out", "timeout", "seed")
+    examples = (
+        ("apply audits/model model.py:Net", "the recommended plan"),
+        ("apply audits/model model.py:Net --plan autocast_bf16", "another plan"),
+    )
     stage = "apply"
     plan_file: PlanFile
     plan: PlanName = None
@@ -135,6 +161,10 @@ class Snippet(Verb):
     """Print a plan as Python code for another tool, such as FSDP2 or Lightning."""
 
     takes = ("plan_file", "tool", "plan")
+    examples = (
+        ("snippet audits/model", "the recommended plan for every tool"),
+        ("snippet audits/model --for fsdp2", "for one tool"),
+    )
     plan_file: PlanFile
     tool: Annotated[str | None, Option(flag="--for", choices=lambda: (*snippets.TOOLS, *LIBRARIES))] = None
     """the tool that the code is for; by default all tools for this kind of plan"""
@@ -152,6 +182,10 @@ class ExplainLayer(Verb):
     """Show the precision of a module or operation under each plan, with the reason if it stays in FP32."""
 
     takes = ("plan_file", "name")
+    examples = (
+        ("explain-layer audits/model blocks.0.norm", "a module"),
+        ("explain-layer audits/model softmax_1", "an operation"),
+    )
     plan_file: PlanFile
     name: Annotated[str, Option(shown="NAME")]
     """path of a module, such as blocks.0.norm, or name of an operation"""
@@ -167,6 +201,10 @@ class Diff(Verb):
     """Compare the findings, verdicts and plans of two audits."""
 
     takes = ("before", "after", "html", "format", "fail_on")
+    examples = (
+        ("diff audits/before audits/after --html diff.html", "as text, and as a page"),
+        ("diff audits/before audits/after --fail-on error", "exit with code 1 if there is a new error"),
+    )
     before: Annotated[PlanFile, Option(shown="A")]
     after: Annotated[Location, Option(shown="B")]
     """the later audit: its plan.json or directory"""
@@ -198,6 +236,13 @@ class Fleet(Verb):
     """Audit many models, each in its own process; DIR/index.html summarizes all audits."""
 
     takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
+    examples = (
+        ("fleet models.toml --out audits/all", "all models of models.toml"),
+        (
+            "fleet models.toml --out audits/new --baseline audits/all",
+            "compare with an earlier run; exit with code 1 after a regression",
+        ),
+    )
     targets: Annotated[Location, Option(shown="TARGETS")]
     """a TOML file with a [[target]] table per model; the keys of a table are name, target and options of an audit"""
     out: Annotated[Location, Option(flag="--out")]

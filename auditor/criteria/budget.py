@@ -11,7 +11,6 @@ import torch
 
 from ..errors import CallbackError, let_through
 from ..isolation.answer import answer
-from ..isolation.outputs import on_cpu
 from ..loading.target import blame
 from ..numerics.casting import round_tree
 from ..numerics.formats import FORMATS
@@ -20,6 +19,7 @@ from ..records import Capture, Distance, Subject
 from .criterion import Criterion, name_of
 from .defaults import by_default, may_flip
 from .measure import criteria_for
+from .values import for_callback
 
 LARGEST_BUDGET = 100.0
 """Above this error budget, contributions are not converted to the metric's unit, where they could reach FORBIDDEN."""
@@ -54,7 +54,7 @@ def budget_of(
 
 
 def _of_the_cpu(metric: Distance) -> Distance:
-    """The user's metric, called with all outputs on the CPU.
+    """The user's metric, called with all outputs on the CPU, and in FP32 instead of FP16 or BF16.
 
     The result raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or returns no number.
     """
@@ -62,7 +62,7 @@ def _of_the_cpu(metric: Distance) -> Distance:
 
     def measure_on_cpu(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
         try:
-            result: Any = metric(on_cpu(reference), on_cpu(candidate))
+            result: Any = metric([for_callback(x) for x in reference], [for_callback(x) for x in candidate])
         except Exception as error:
             let_through(error)
             if not math.isfinite(output_error(reference, candidate)):

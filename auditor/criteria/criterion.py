@@ -91,7 +91,7 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 FUNCTION = Kind(
     "function",
     "its own",
-    "the value of your function for (reference, candidate): a number that is 0 without a difference",
+    "the value of your function for (reference, candidate), a number",
     discrete=True,
 )
 """The error measure of a criterion that is a Python function."""
@@ -131,18 +131,24 @@ def counts_flips(written: str) -> bool:
 @dataclass(frozen=True)
 class Criterion:
     """An error measure with a limit for one output. output: a name in the model's return value; the name of a container
-    or a pattern with `*` covers several, and the worst counts. kind: a name in KINDS, or `function`'s name."""
+    or a pattern with `*` covers several, and the worst counts. kind: a name in KINDS, or `function`'s name.
+
+    best: if higher values of `function` are better, its value for equal outputs, or infinity as long as this value is
+    unknown; None if lower values are better, and 0 is the value for equal outputs."""
 
     output: str
     kind: str
     limit: float
     options: Options = ()
     function: Function | None = None
+    best: float | None = None
 
     @property
     def how(self) -> Kind:
         """The criterion's error measure: an entry of KINDS, or FUNCTION."""
-        return FUNCTION if self.function is not None else KINDS[self.kind]
+        if self.function is None:
+            return KINDS[self.kind]
+        return FUNCTION if self.best is None else replace(FUNCTION, best=self.best, worst=-math.inf)
 
     @property
     def measure_text(self) -> str:
@@ -222,11 +228,16 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
         yield given
     elif isinstance(given, str):
         texts = [text.strip() for text in given.split(";") if text.strip()]
+        last = output
         for text in texts or [given]:  # an empty string must raise, since it sets no limit
-            name, colon, rest = (output, ":", text) if output else text.partition(":")
+            name, colon, rest = text.partition(":")
+            is_function = name.strip().endswith(".py")
+            if output or (last and (not colon or is_function)):  # the output of the criterion before
+                name, colon, rest = str(last), ":", text
             if not (texts and colon and name.strip()):
                 raise bad_criterion(f"cannot parse the criterion {text!r}: {GRAMMAR}")
-            yield _parse_criterion(name.strip(), rest.strip())
+            last = name.strip()
+            yield _parse_criterion(last, rest.strip())
     elif isinstance(given, Mapping) and output is None:
         for name, said in given.items():
             if type(name) not in (str, int):
@@ -234,7 +245,10 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
             yield from _each(said, str(name))
     elif output is not None and isinstance(given, tuple) and len(given) == 2 and callable(given[0]):
         function, limit = given
-        yield make_criterion(output, name_of(function), limit, function=function)
+        sign = None
+        if isinstance(limit, str) and limit.strip()[:2] in (AT_MOST, AT_LEAST):
+            sign, limit = limit.strip()[:2], limit.strip()[2:].strip()
+        yield make_criterion(output, name_of(function), limit, sign=sign, function=function)
     elif isinstance(given, Collection) and not isinstance(given, bytes | Mapping):
         for one in given:
             yield from _each(one, output)
@@ -271,11 +285,16 @@ def make_criterion(
     said: str | None = None,
     function: Function | None = None,
 ) -> Criterion:
-    """Build a criterion. Raises: AuditorError(slug="bad-criterion") for a bad measure, direction, limit or argument."""
+    """Build a criterion. Raises: AuditorError(slug="bad-criterion") for a bad measure, direction, limit or argument.
+
+    sign: `<=` or `>=`; by default the measure's own, and `>=` for a function with `higher_is_better = True`."""
     if function is None and kind not in KINDS:
         hint = f": {close}" if (close := suggest(kind, KINDS)) else "."
         raise bad_criterion(f"{kind!r} is not a kind of criterion{hint} Available: {', '.join(KINDS)}")
-    criterion = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
+    higher = sign == AT_LEAST or (sign is None and getattr(function, "higher_is_better", None) is True)
+    best = math.inf if function is not None and higher else None
+    options = () if function else _options(KINDS[kind], said)
+    criterion = Criterion(output, kind, math.nan, options, function, best)
     limit = _number(limit, f"the limit of '{output}: {criterion.measure_text}'")
     criterion, how = replace(criterion, limit=limit), criterion.how
     if sign is not None and sign != how.sign:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -164,8 +164,11 @@ def criteria_for(
 ) -> Criteria:
     """Check criteria against the first batch's outputs, return all as one distance. joint: the user's measure, if any.
 
+    If higher values of a function are better, its value for equal outputs becomes the criterion's best value.
+
     Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or not its type.
     """
+    checked: list[Criterion] = []
     for criterion in criteria:
         meant = [i for i, name in enumerate(reference.names) if criterion.speaks_of(name)]
         if not meant:
@@ -177,4 +180,7 @@ def criteria_for(
         for i in meant:
             if (why := unfit(criterion, reference.names[i], reference[i])) is not None:
                 raise bad_criterion(f"'{criterion}': {why}")
-    return Criteria(tuple(criteria), max_error, reference.names, joint or output_error)
+        if criterion.best is not None:
+            criterion = replace(criterion, best=min(value(criterion, reference[i], reference[i]) for i in meant))
+        checked.append(criterion)
+    return Criteria(tuple(checked), max_error, reference.names, joint or output_error)

@@ -24,7 +24,7 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
     """
     if criterion.function is not None:
         try:
-            return float(criterion.function(reference.detach().cpu(), candidate.detach().cpu()))
+            return float(criterion.function(for_callback(reference), for_callback(candidate)))
         except Exception as error:
             let_through(error)
             raise CallbackError(
@@ -44,6 +44,12 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
             return math.nan
         worst = min(worst, result) if criterion.how.sign == ">=" else max(worst, result)
     return worst
+
+
+def for_callback(x: torch.Tensor) -> torch.Tensor:
+    """A tensor as the user's functions get it: on the CPU, without gradients, and FP32 instead of a narrower format."""
+    x = x.detach().cpu()
+    return x.float() if x.is_floating_point() and x.element_size() < 4 else x
 
 
 def _gap(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:

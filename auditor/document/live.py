@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +15,7 @@ from ..artefact.applying import apply_plan
 from ..artefact.base import plan_table
 from ..artefact.emit import emit
 from ..artefact.libraries import applicable
+from ..artefact.runtime import precision_of
 from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
 from ..isolation import isolate
@@ -33,7 +35,8 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
 
     plan: an Audit, its `plans` or one of them, a dict as in plan.json, or the path of a plan.json. name: the plan's
     name, by default the recommended plan's. Class, signature, state_dict keys and hooks of the model are unchanged;
-    plans of the strategy `cast` change the weights' dtypes. Raises: PlanError if the plan does not fit the model.
+    plans of the strategy `cast` change the weights' dtypes. Warns about low-precision modules that the audited call did
+    not run. Raises: PlanError if the plan does not fit the model.
     """
     if not isinstance(model, nn.Module):
         raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
@@ -41,7 +44,29 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
         check_fit(model, audit)
         return quantize(model, audit, str(name))
     audit, chosen = select(plan, name)
-    return _apply(model, audit, chosen)
+    result = _apply(model, audit, chosen)
+    if said := unmeasured_modules(audit, chosen):
+        warnings.warn(said, stacklevel=2)
+    return result
+
+
+def unmeasured_modules(audit: Audit | None, plan: Plan) -> str:
+    """In words, the modules in low precision whose weights the audited call did not use; "" if there are none.
+
+    An audit that was loaded without its measurements does not know them."""
+    rows = [row for row in (audit.ledger if audit is not None else ()) if row.kind == "parameter"]
+    unused = dict.fromkeys(row.module for row in rows if row.executed is None)
+    scopes = plan_table(plan)["scopes"]
+    low = [path for path in unused if precision_of(path, scopes) != "fp32"]
+    if not low:
+        return ""
+    more = f" and {len(low) - 3} more" if len(low) > 3 else ""
+    names = ", ".join(repr(path) for path in low[:3])
+    formats = " or ".join(label(fmt) for fmt in dict.fromkeys(precision_of(path, scopes) for path in low))
+    return (
+        f"The audited call did not run {names}{more}: under this plan they run in {formats} like the modules around "
+        "them, without a measurement. Audit a method that runs them, such as auditor.audit(model.decode, inputs)."
+    )
 
 
 def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:

@@ -142,13 +142,15 @@ class CacheRounding:
     """Rounds all tensors of a cache after each step, in place.
 
     In one-byte formats, each tensor's scale is fixed once the cache holds the prompt, by the largest entry then; larger
-    entries of later tokens saturate. sizes: number of cached entries per text, after each step.
+    entries of later tokens saturate. sizes: number of cached entries per text, after each step. entries, beyond: number
+    of entries written in all steps, and how many of these saturated.
     """
 
     def __init__(self, stored: str, texts: int) -> None:
         self.stored, self.texts, self.sizes = stored, texts, list[float]()
         self._scales: list[torch.Tensor] = []
-        self._beyond = self._entries = 0
+        self._lengths = dict[int, int]()
+        self.beyond = self.entries = 0
 
     def __call__(self, state: Any) -> None:
         tensors = [*cached_tensors(state)]
@@ -161,16 +163,23 @@ class CacheRounding:
                 x.copy_(plain(in_format(x, FORMATS[self.stored])))
                 continue
             scaled = (x / self._scales[index]).nan_to_num()
-            self._beyond += int((scaled.abs() > largest * (1 + 1e-6)).sum())
-            self._entries += x.numel()
+            self.beyond += int((scaled.abs() > largest * (1 + 1e-6)).sum())
             scaled = scaled.clamp(-largest, largest)
             rounded = scaled.round() if self.stored == "int8" else plain(in_format(scaled, FORMATS[self.stored]))
-            x.copy_(rounded * self._scales[index])
+            stored = rounded * self._scales[index]
+            self.entries += self._count_written(index, x, stored)
+            x.copy_(stored)
 
-    @property
-    def saturated_share(self) -> float:
-        """Share of the entries that saturated, over all steps."""
-        return self._beyond / max(self._entries, 1)
+    def _count_written(self, index: int, x: torch.Tensor, stored: torch.Tensor) -> int:
+        """Number of a tensor's entries that are new since the last step: those by which it grew. In a tensor that keeps
+        its size, entries of earlier steps are already rounded, and slots that are not written yet are zero."""
+        before = self._lengths.get(index, 0)
+        self._lengths[index] = x.numel()
+        if before and x.numel() > before:
+            return x.numel() - before
+        if before:
+            return int((stored != x).sum())
+        return int(x.count_nonzero())
 
     def bytes_of(self, first: int) -> tuple[float, float]:
         """Cache bytes of a text that do not depend on its length, and bytes per token. first: length of the prompt."""
@@ -192,7 +201,7 @@ def stored_caches(
             return ()
         found = figures(batches, {"cached": [row["cached"][0] for row in rows]})
         fixed, each = rounding[0].bytes_of(batches[0].prompts.ids.shape[1])
-        beyond = sum(one.saturated_share for one in rounding) / len(rounding)
+        beyond = sum(one.beyond for one in rounding) / max(sum(one.entries for one in rounding), 1)
         result.append(StoredCache(stored, fixed, each, beyond, found))
     return tuple(result)
 

@@ -65,8 +65,9 @@ def _dynamic(bench: Workbench) -> tuple[nn.Module, str]:
 
     model = quantize_dynamic(bench.subject.model)  # type: ignore[no-untyped-call]
     made = tuple(get_default_dynamic_quant_module_mappings().values())
-    count = sum(isinstance(module, made) for module in model.modules())
-    return model, f"{count} modules in INT8, with the quantized engine {torch.backends.quantized.engine}"
+    quantized = sum(isinstance(module, made) for module in model.modules())
+    modules = "1 module" if quantized == 1 else f"{quantized:,} modules"
+    return model, f"{modules} in INT8, with the quantized engine {torch.backends.quantized.engine}"
 
 
 def _pt2e(bench: Workbench) -> tuple[nn.Module, str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 import os
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from ..capture.source import is_installed
 from ..errors import LoadError, suggest
-from ..isolation.members import size_of
+from ..isolation.members import enter_by, size_of
 from ..isolation.process import reseed, swap_attribute
 from ..numerics.formats import dtype_name, is_low
 from ..records import Origin
@@ -64,6 +65,8 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
     "model-raises" | "bad-spec").
     """
     symbol = target.symbol or _conventional(module, target, seed)
+    if target.symbol and (parts := _method_in(module, target.symbol)):
+        return _built_for_method(discover(module, replace(target, symbol=parts[0]), seed), parts[1], target)
     made, kind, spec = _find_symbol(module, target, symbol), "instance", dict[str, Any]()
     args, kwargs = tuple[Any, ...](), dict[str, Any]()
     if not isinstance(made, nn.Module):
@@ -98,6 +101,36 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
     how: dict[str, Any] = {"digest": digest, "working_directory": str(Path.cwd()), "words": target.words}
     origin = Origin(where, module.__name__, symbol, kind, args, kwargs, **how)
     return BuiltModel(made, origin, spec)
+
+
+def _method_in(module: ModuleType, symbol: str) -> tuple[str, str] | None:
+    """(symbol of the model, method) if a symbol names a method of a model, a model class or a factory's model."""
+    owner, _, name = symbol.rpartition(".")
+    if not owner:
+        return None
+    try:
+        value = attrgetter(owner)(module)
+    except AttributeError:
+        return None
+    if inspect.isfunction(value):
+        return None if hasattr(value, name) else (owner, name)
+    kind = value if _is_model_class(value) else type(value)
+    is_method = issubclass(kind, nn.Module) and inspect.isfunction(inspect.getattr_static(kind, name, None))
+    return (owner, name) if is_method else None
+
+
+def _built_for_method(built: BuiltModel, method: str, target: Target) -> BuiltModel:
+    """The model, whose calls run the method. Raises: LoadError(slug="no-symbol") if the model has no such method."""
+    if not callable(getattr(built.model, method, None)):
+        methods = [name for name in dir(type(built.model)) if not name.startswith("_") and not hasattr(nn.Module, name)]
+        hint = suggest(method, methods) or f"it has {', '.join(methods[:8]) or 'only forward'}"
+        said = f"{type(built.model).__name__} in {target.label} has no method {method!r}: {hint}"
+        raise LoadError(said, slug="no-symbol")
+    if method == "forward":
+        return built
+    model = copy.copy(built.model)  # the user's module keeps the model with its own forward
+    enter_by(model, method)
+    return replace(built, model=model, origin=replace(built.origin, method=method) if built.origin else None)
 
 
 def _conventional(module: ModuleType, target: Target, seed: int) -> str:

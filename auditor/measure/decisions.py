@@ -42,7 +42,7 @@ def measure_decisions(measurement: Measurement, yardstick: Yardstick) -> tuple[D
 
     An operation's error comes from a run in which only its decisions may flip: flips elsewhere would hide the error.
     """
-    nodes = _find_deciding(measurement)
+    nodes = find_deciding(measurement)
     runs = [_LowRuns(measurement, fmt, yardstick, nodes) for fmt in measurement.formats if nodes]
     return tuple(one for one in map(_take_apart, runs) if one is not None)
 
@@ -72,7 +72,7 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
     return replace(result, lifted=module, lifted_seen=seen, lifted_error=lifted)
 
 
-def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
+def find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
     """Operations upstream of outputs that compute discrete values or a step function from floating-point values."""
     nodes = list(measurement.capture.graph_module.graph.nodes)
     reaching = set(reach((n for n in nodes if n.op == "output"), lambda n: n.all_input_nodes))

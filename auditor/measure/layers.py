@@ -24,57 +24,91 @@ from ..isolation.members import named_tensors
 from ..isolation.process import quietly
 from ..numerics.entries import entries, finite, is_number
 from ..numerics.metrics import output_error
-from ..numerics.nodes import op_name
+from ..numerics.nodes import op_name, row_of
 from ..numerics.schemes import SCHEMES
 from ..records import Batch, Contribution
 from ..records.quantization import KEEP, QuantizedLayer
 from ..stages import tick
 from .attribute import FirstOrder, forms_of
+from .decisions import find_deciding
 from .measure import Measurement
 from .probes import signs
-from .quantized import Changes, Roles, key_of, quantize_part, roles_of, together
+from .quantized import Changes, Roles, fits, key_of, quantize_part, roles_of, together
 from .rerun import SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 24
 """Maximum number of runs per scheme, in forward passes of the model."""
+
+CHOICE_RUNS = 96
+"""The same for a model that chooses inside, such as a router: first order does not see the choices that flip."""
+
+_JUMPS = ("fmod", "frac", "hardshrink", "heaviside", "remainder", "threshold")
+"""Operations whose results jump at some inputs, though their derivative is defined nearly everywhere."""
 
 _ALIKE = 1.5
 """Weight and input count as equally harmful up to this ratio of their effects."""
 
 
 def measure_layers(measurement: Measurement, first: FirstOrder, yardstick: Yardstick) -> Iterator[QuantizedLayer]:
-    """Measure all layers under all schemes. A run measures an effect without a first-order estimate, or with
-    an estimate above a quarter of the error budget; the largest estimates first."""
+    """Measure all layers under all schemes.
+
+    A run measures an effect without a first-order estimate, an effect on a choice inside the model, and an estimate
+    above a quarter of the error budget. In this order; first the layers nearest to a choice, and the largest estimates.
+    """
     layers, limit = measurement.quantized.layers, yardstick.limit
+    steps_to_choice = _steps_to_choice(measurement)
+    allowed = CHOICE_RUNS if steps_to_choice.keys() & layers.keys() else RUNS
+    blind = {name for name in layers if not first.answers or name in first.unseen}
     for scheme in measurement.quantized.schemes:
         reruns = Reruns(measurement, measurement.formats[0], yardstick)
         known = {name: first.quantized[name][scheme] for name in layers}
-        blind = {name for name in layers if not first.answers or name in first.unseen}
-        for name in sorted(known, key=lambda name: (name not in blind, -known[name].isolated)):
+
+        def urgency(name: str, known: Mapping[str, Contribution] = known) -> tuple[bool, float, float]:
+            return name not in blind, steps_to_choice.get(name, math.inf), -known[name].isolated
+
+        for name in sorted(known, key=urgency):
             tick(name)
             with torch.no_grad():
                 parts, effect = measurement.quantized.run(name, scheme), known[name]
-                needed = name in blind or not together(parts).isfinite().all()
+                needed = name in blind or name in steps_to_choice or not together(parts).isfinite().all()
                 if needed or not effect.isolated <= SENSITIVE_SHARE * limit:
-                    if reruns.spent < RUNS:
+                    if reruns.spent < allowed:
                         error = reruns.error(name, measurement.values[name] + together(parts))
                         criterion, failure = reruns.criterion, reruns.failure
                         effect = replace(effect, isolated=error, decided_by="re-run")
                         effect = replace(effect, criterion=criterion, failure=failure)
                     elif needed:
                         effect = replace(effect, decided_by="not-run")
-                remedy, remedied = _remedy(reruns, name, scheme, effect, limit)
+                remedy, remedied = _remedy(reruns, name, scheme, effect, limit, allowed)
                 layer = _describe(measurement, name, scheme, parts, effect)
                 yield replace(layer, remedy=remedy, remedied=remedied)
 
 
-def _remedy(reruns: Reruns, name: str, scheme: str, effect: Contribution, limit: float) -> tuple[str, float]:
+def _steps_to_choice(measurement: Measurement) -> dict[str, int]:
+    """{operation: number of operations to the nearest choice downstream}, for operations upstream of a choice.
+
+    A choice is a discrete result, such as the indices of a top-k, a mask, a random draw or a jump, that outputs depend on.
+    """
+    nodes = [n for n in measurement.nodes.values() if n.op == "call_function"]
+    jumps = [n for n in nodes if row_of(n).draws_by or row_of(n).packet in _JUMPS]
+    result = dict[str, int]()
+    level = [*find_deciding(measurement).values(), *jumps]
+    steps = 0
+    while level:
+        steps += 1
+        sources = dict.fromkeys(source for n in level for source in n.all_input_nodes)
+        level = [source for source in sources if source.name not in result]
+        result.update(dict.fromkeys((source.name for source in level), steps))
+    return result
+
+
+def _remedy(reruns: Reruns, name: str, scheme: str, effect: Contribution, limit: float, runs: int) -> tuple[str, float]:
     """The first scheme with finer scales that gives a better verdict in a run, and its effect; otherwise KEEP and 0."""
     if effect.decided_by == "not-run" or effect.isolated <= SENSITIVE_SHARE * limit:
         return "", effect.isolated
     allowed = SENSITIVE_SHARE * limit if effect.isolated <= limit else limit
     measurement, finer = reruns.measurement, SCHEMES[scheme].finer
-    while finer is not None and reruns.spent < RUNS:
+    while finer is not None and reruns.spent < runs:
         changed = measurement.values[name] + together(measurement.quantized.run(name, finer))
         if (remedied := reruns.error(name, changed)) <= allowed:
             return finer, remedied
@@ -98,6 +132,7 @@ def _describe(measurement: Measurement, name: str, scheme: str, parts: Changes, 
         node=name,
         owner=node.owner,
         op=node.op,
+        key=measurement.quantized.layers[name].key,
         effect=effect.isolated,
         weight_effect=effect.own,
         activation_effect=effect.cast,
@@ -110,8 +145,16 @@ def _describe(measurement: Measurement, name: str, scheme: str, parts: Changes, 
         part=part,
         cause=cause,
         place=place,
+        has_kernel=fits(measurement.quantized.layers[name], scheme),
+        zero_blocks=_zero_blocks(parts),
         criterion=effect.criterion,
     )
+
+
+def _zero_blocks(parts: Changes) -> str:
+    """The parts with a block of zeros whose scale is zero: weight | activation | both; "" if there is none."""
+    names = [part.name for part, _ in parts if part.has_zero_block]
+    return "both" if len(names) > 1 else "".join(names)
 
 
 STORED = 1 << 27
@@ -232,15 +275,29 @@ def spans_of(
     """{layer: (smallest, largest value) of its input over the batches}; empty if no scheme has calibrated scales."""
     result = dict[str, tuple[float, float]]()
 
-    def see(key: str, roles: Roles, args: list[Any]) -> None:
+    def see(mask: torch.Tensor | None, key: str, roles: Roles, args: list[Any]) -> None:
         if roles.given is not None:
-            low, high = (float(x) for x in finite(args[roles.given]).float().aminmax())
+            values = finite(_without_padding(args[roles.given], mask)).float()
+            low, high = (float(x) for x in values.aminmax())
             least, most = result.get(key, (low, high))
             result[key] = min(low, least), max(high, most)
 
     for batch in batches if any(SCHEMES[scheme].is_calibrated for scheme in schemes) else ():
-        answer(model, batch, seed=seed, around=partial(intercept, _Layers(QuantizedModel(model), see)))
+        look = partial(see, batch[1].get("attention_mask"))
+        answer(model, batch, seed=seed, around=partial(intercept, _Layers(QuantizedModel(model), look)))
     return result
+
+
+def _without_padding(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The tokens of a layer's input [texts, tokens, *] or [texts * tokens, *] that the mask [texts, tokens] does not mark
+    as padding; the input itself without such a mask, or if its shape differs."""
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or not bool(mask.any()):
+        return x
+    if x.shape[:2] == mask.shape:
+        return x[mask.to(x.device).bool()]
+    if x.dim() == 2 and len(x) == mask.numel():
+        return x[mask.flatten().to(x.device).bool()]
+    return x
 
 
 def _storage(x: torch.Tensor) -> int:

@@ -113,6 +113,28 @@ def layers_of(capture: Capture) -> dict[str, Layer]:
     return result
 
 
+def multiplied_weights(capture: Capture) -> set[str]:
+    """Names of the parameters that products and embeddings read, directly or in parts, such as the experts in one weight;
+    layers by their name, see `key_of`."""
+    places = {place.name: place.fqn or "" for place in capture.placeholders if place.kind == "parameter"}
+
+    def reads(n: fx.Node) -> bool:
+        """Whether a product reads a value, directly or through operations that move or select its entries."""
+        waiting, seen = [n], set[fx.Node]()
+        while waiting:
+            for user in waiting.pop().users:
+                row = row_of(user)
+                if row.product or row.embedding:
+                    return True
+                if user not in seen and (row.transparent or row.exact or row.packet == "index"):
+                    seen.add(user)
+                    waiting.append(user)
+        return False
+
+    nodes = [n for n in capture.graph_module.graph.nodes if n.name in places and len(shape(n)) > 1]
+    return {key_of(places[n.name]) for n in nodes if reads(n)}
+
+
 def key_layers(capture: Capture) -> set[str]:
     """Names of the layers that compute attention's keys, in fused attention or for a matrix product whose result a
     softmax reads."""
@@ -159,13 +181,15 @@ def fits(layer: Layer, scheme: str) -> bool:
 @dataclass(frozen=True)
 class Part:
     """The weight or input of a layer as a matrix [rows, channels], before and after quantization; rows of a weight are
-    output channels. name: weight | activation; values: after quantization, in the argument's shape."""
+    output channels. name: weight | activation; values: after quantization, in the argument's shape. has_zero_block: whether
+    a block is all zero and the scheme divides by a scale of zero; these entries are 0 here, and NaN in some libraries."""
 
     name: str
     x: torch.Tensor
     made: Quantized
     by: Quantizer
     values: torch.Tensor
+    has_zero_block: bool = False
 
 
 def quantize_part(
@@ -177,8 +201,12 @@ def quantize_part(
     moved = args[position].movedim(channels, -1)
     x = moved.flatten(1) if is_weight else moved.reshape(-1, moved.shape[-1])
     made = fake_quantize(x, by, span if by.calibrated else None)
+    without_scale = made.values.isnan() & (x == 0)  # 0 / 0: libraries with a lower bound of the scale give 0
+    has_zero_block = bool(without_scale.any())
+    if has_zero_block:
+        made = replace(made, values=made.values.masked_fill(without_scale, 0.0))
     name, values = "weight" if is_weight else "activation", made.values.view(moved.shape).movedim(-1, channels)
-    return Part(name, x, made, by, values)
+    return Part(name, x, made, by, values, has_zero_block)
 
 
 Changes = list[tuple[Part, torch.Tensor]]
@@ -224,7 +252,7 @@ class QuantizedLayers:
         """The cause of the error in a layer's weight or input (see QuantizedLayer.cause), and its place in words."""
         made, is_weight = part.made, part.name == "weight"
         if not made.values.isfinite().all():
-            return "range", "a block of zeros has scale 0"
+            return "range", "a value is Inf or NaN"
         within = self._worst_slice(name, error) if is_weight else ""
         if channels := _outliers(part):
             return "outlier channel", ", ".join(filter(None, (f"input {_list_numbers('channel', channels)}", within)))
@@ -267,7 +295,7 @@ def _outliers(part: Part, axis: int = 1) -> list[int]:
     if not chosen or len(chosen) == x.shape[axis]:
         return []
     picked = torch.tensor(chosen, device=x.device)
-    eased = fake_quantize(x.index_fill(axis, picked, 0.0), part.by).values
+    eased = fake_quantize(x.index_fill(axis, picked, 0.0), part.by).values.nan_to_num()
     before, after = (float((y - x).index_fill(axis, picked, 0.0).norm()) for y in (part.made.values, eased))
     return chosen if after <= _EASED * before else []
 

@@ -65,7 +65,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if low is None and not operation_of(target).cast:
         return wait_for_result(target, target(*args, **kwargs))
     try:
-        if any(x.device.type != _EMULATED for x in tensors):
+        if _is_native(tensors, kwargs):
             return wait_for_result(target, target(*args, **kwargs))
         return wait_for_result(target, _emulate(target, args, kwargs, low, tensors))
     except (UnsupportedInFormat, _StopRecomputationError):  # the second ends torch's checkpoint early
@@ -75,6 +75,14 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
             raise
         let_through(error)
         raise UnsupportedInFormat(f"{operation_of(target).name}: {first_line(error)[:160]}") from error
+
+
+def _is_native(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    """Whether a call runs on another device than a CPU: where its tensors are, or where it is asked to make one."""
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type != _EMULATED:
+        return True
+    return any(x.device.type != _EMULATED for x in tensors)
 
 
 def _emulate(
@@ -211,7 +219,7 @@ def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return op._op_dk(facts.parts, *args, **kwargs)
     if facts.cast:
         return saturated_integers(op, args, kwargs)
-    if low is None or any(x.device.type != _EMULATED for x in tensors):
+    if low is None or _is_native(tensors, kwargs):
         return op(*args, **kwargs)
     if operation_of(op).product and op._overloadname.startswith("dtype"):
         return _product_in_fp32(op, args, kwargs)

@@ -144,9 +144,9 @@ def dtype(node: fx.Node) -> torch.dtype | None:
 
 def arguments_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], defaults: bool = False) -> dict[str, Any]:
     """A call's arguments by their schema names; `kwargs` if no schema exists. defaults: include default values."""
-    listed = _schema_arguments(target)
-    omitted = {a.name: a.default_value for a in listed if defaults and a.has_default_value()}
-    return omitted | dict(zip((a.name for a in listed), args, strict=False)) | dict(kwargs)
+    op = overload_of(target)
+    given = dict(zip(_argument_names(op), args, strict=False)) | dict(kwargs)
+    return _default_values(op) | given if defaults else given
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
@@ -163,10 +163,17 @@ def argument_at(node: fx.Node, position: int) -> Any:
     """The argument at a position of the op's schema, positional or by keyword; None if absent."""
     if position < len(node.args):
         return node.args[position]
-    names = [argument.name for argument in _schema_arguments(node.target)]
+    names = _argument_names(overload_of(node.target))
     return node.kwargs.get(names[position]) if position < len(names) else None
 
 
-def _schema_arguments(target: Any) -> list[Any]:
-    target = overload_of(target)
-    return list(target._schema.arguments) if isinstance(target, torch._ops.OpOverload) else []
+@cache
+def _argument_names(op: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in op._schema.arguments) if isinstance(op, torch._ops.OpOverload) else ()
+
+
+@cache
+def _default_values(op: Any) -> dict[str, Any]:
+    if not isinstance(op, torch._ops.OpOverload):
+        return {}
+    return {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}

@@ -12,6 +12,10 @@ from .formats import FORMATS, Format
 FP4 = Format("fp4_e2m1", 1, 0, 6.0, 1, overflows_to="largest")
 """The number format of elements in MXFP4 and NVFP4 (OCP Microscaling Formats 1.0). It is only used with a scale."""
 
+FP6 = Format("fp6_e2m3", 3, 0, 7.5, 1, overflows_to="largest")
+FP6_E3M2 = Format("fp6_e3m2", 2, -2, 28.0, 1, overflows_to="largest")
+"""The number formats of elements in MXFP6 (same source), each only used with a scale."""
+
 
 @dataclass(frozen=True)
 class Element:
@@ -111,6 +115,7 @@ _INT8 = Quantizer(Element(8), _ROW, "symmetric", least_scale=2.0**-23)
 _INT4 = Quantizer(Element(4), _GROUP, "symmetric", least_scale=2.0**-126)
 _INT4_ZERO = replace(_INT4, rule="asymmetric", scale_bits=40)
 _MX8, _MX4 = (Quantizer(made, (1, 32), "", 8) for made in (Element(8, FORMATS["fp8_e4m3"]), Element(4, FP4)))
+_MX6, _MX6_E3M2 = (Quantizer(Element(6, made), (1, 32), "e8m0_rceil", 8) for made in (FP6, FP6_E3M2))
 _NV4 = Quantizer(Element(4, FP4), (1, 16), "e4m3_two_levels", 8)
 
 
@@ -157,10 +162,19 @@ _ROWS = (
         "Int8StaticActivationInt8WeightConfig(granularity=[PerTensor(), PerRow()])",
         "int8",
     ),
+    Scheme(
+        "int8_tensor",
+        replace(_INT8, block=_TENSOR),
+        replace(_INT8, block=_TENSOR),
+        "Int8DynamicActivationInt8WeightConfig(granularity=PerTensor())",
+        "int8",
+    ),
     Scheme("int8_weights", _INT8, None, "Int8WeightOnlyConfig()"),
     Scheme("int4", _INT4, None, f"{_GROUPS})", "int4_asymmetric"),
     Scheme("int4_asymmetric", _INT4_ZERO, None, f"{_GROUPS}, mapping_type=MappingType.ASYMMETRIC)"),
     *(_microscaling(base, mode) for base in (_MX8, _MX4) for mode in ("rceil", "floor", "ceil", "even")),
+    Scheme("mxfp6", _MX6, _MX6, "MXTensor, fp6_e2m3, ScaleCalculationMode.RCEIL", "mxfp8"),
+    Scheme("mxfp6_e3m2", _MX6_E3M2, _MX6_E3M2, "MXTensor, fp6_e3m2, ScaleCalculationMode.RCEIL", "mxfp6"),
     Scheme("nvfp4", _NV4, _NV4, "NVFP4DynamicActivationNVFP4WeightConfig()"),
     Scheme(
         "nvfp4_one_level",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import ne
 from typing import NamedTuple
@@ -35,6 +35,9 @@ NEAR = 8
 
 DRAWS = 160
 """Number of random draws in a row without a new choice to run, after which the search ends."""
+
+SWEEPS = 2
+"""Number of times that each group may take a more accurate scheme of equal bits."""
 
 KEPT = 16.0
 """Bits per weight of a layer that is not quantized."""
@@ -83,14 +86,15 @@ class Verified(NamedTuple):
 @dataclass
 class Search:
     """Searches the choice of schemes with the fewest bits whose errors are within a limit. measure: runs a choice on the
-    calibration inputs; known, verified: results of runs and of verifications, shared by all searches; left: number of
-    runs still allowed."""
+    calibration inputs; known, verified: results of runs and of verifications, shared by all searches; seconds: predicted
+    time of a choice, which decides between equal bits; left: number of runs still allowed."""
 
     groups: Sequence[Group]
     schemes: tuple[str, ...]
     measure: Callable[[Choice], Run]
     known: dict[Choice, Run]
     verified: Mapping[Choice, Verified]
+    seconds: Callable[[Choice], float] = lambda _: 0.0
     left: int = RUNS
     spent: int = 0
 
@@ -114,6 +118,12 @@ class Search:
     def bits(self, choice: Choice) -> float:
         """Total bits of the weights of all groups under a choice of schemes."""
         return sum(bits_of(scheme) * group.elements for group, scheme in zip(self.groups, choice, strict=True))
+
+    @property
+    def tested(self) -> int:
+        """Number of choices of this search's schemes with a quantized group, whose run gave a finite error."""
+        runs = ((choice, run) for choice, run in self.known.items() if any(choice) and self._allows(choice))
+        return sum(run.error < math.inf for _, run in runs)
 
     def predicted_error(self, choice: Choice) -> float:
         """Predicted error of a choice, if the output changes that each quantized group causes alone add up."""
@@ -159,9 +169,31 @@ class Search:
         return min(rank, key=rank.__getitem__, default=accepted)
 
     def smallest_accepted(self, limit: float) -> Choice:
-        """Of the verified choices with an error within the limit, the one with the fewest bits."""
+        """Of the verified choices with an error within the limit, the one with the fewest bits; of equal bits, the
+        fastest one; of equal times, the one with the smallest error."""
         within = (choice for choice, one in self.verified.items() if one.error <= limit and self._allows(choice))
-        return min(within, key=self.bits)
+        return min(within, key=lambda choice: (*self._price(choice), self.verified[choice].error))
+
+    def more_accurate(self, choice: Choice) -> Choice:
+        """Run the choice with the same bits, no more time, and a smaller predicted error; returns it, or `choice` if no
+        other scheme of a group reduces the predicted error. The groups take their best scheme in turn, SWEEPS times."""
+        result = choice
+        for group in [*range(len(choice))] * SWEEPS:
+            result = min([result, *self._equally_cheap(result, group)], key=self.predicted_error)
+        self._run(result)
+        return result
+
+    def _equally_cheap(self, choice: Choice, group: int) -> Iterator[Choice]:
+        """Choices with another scheme of one group, with equal bits and no more time."""
+        for i, scheme in self._options:
+            if i != group or scheme == choice[group] or not scheme or not choice[group]:
+                continue
+            other = (*choice[:group], scheme, *choice[group + 1 :])
+            if bits_of(scheme) == bits_of(choice[group]) and self.seconds(other) <= self.seconds(choice):
+                yield other
+
+    def _price(self, choice: Choice) -> tuple[float, float]:
+        return self.bits(choice), self.seconds(choice)
 
     def expected_error(self, choice: Choice) -> float:
         """Expected error of a choice once verified: its error on the calibration inputs or, if larger, the error of the

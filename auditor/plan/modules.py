@@ -28,6 +28,12 @@ SHORTER = 0.05
 REPLAYS = 4
 """Maximum number of replays of the recorded graph for improving and explaining one choice of precisions."""
 
+DECIDING = 2
+"""Maximum number of further replays, of modules whose predicted error is nearest to the budget."""
+
+NEAR = 1.6
+"""Factor by which a predicted increase of the error may be off; a prediction that is nearer to the budget decides nothing."""
+
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 """{objective: noun for the quantity that a plan saves}."""
 
@@ -66,6 +72,16 @@ class Modules(Space):
                 return False
             self.left -= 1
         return self.error(point) <= limit
+
+    def doubt(self, before: Candidate, point: Candidate) -> float:
+        """Factor by which the predicted increase of the error differs from what the budget allows; inf if it is known."""
+        if not point.feasible or point.high in self.log:
+            return math.inf
+        known = self.before(before)
+        increase, allowed = self.after(before, point) - known, self.budget - known
+        if not (increase > 0 and allowed > 0):
+            return math.inf
+        return max(increase / allowed, allowed / increase)
 
     def within_budget(self) -> list[Candidate]:
         """[the choice of low precision everywhere], if it meets the budget without unsafe operations; otherwise []."""
@@ -120,6 +136,8 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
     low = _lower(problem, chosen, idle)
     harmless = low == chosen or space.holds(chosen, low, space.budget)
     low = low if harmless else next((alone[x] for x in idle if space.holds(chosen, alone[x], space.budget)), chosen)
+    told = [owner for owner in may if not (harmless and owner in idle)]
+    _decide(space, chosen, [alone[owner] for owner in told])
     saves = {owner: max(1 - point.cost / chosen.cost, 0.0) if chosen.cost else 0.0 for owner, point in alone.items()}
     most = max((saves[owner] for owner in idle), default=0.0)
 
@@ -140,6 +158,14 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
     least = dict.fromkeys(module_of(owner) for owner in kept if _has_floats(problem, owner))
     reasons = (*merge_alike(map(reason, alone)), *operation_reasons(problem, chosen))
     return replace(plan, reasons=reasons, least=tuple(least))
+
+
+def _decide(space: Modules, chosen: Candidate, points: Iterable[Candidate]) -> None:
+    """Replay the points whose predicted errors are too near the budget to tell on which side of it they are."""
+    doubts = {point.high: (space.doubt(chosen, point), point) for point in points}
+    near = [(doubt, point) for doubt, point in doubts.values() if doubt <= NEAR]
+    for _, point in sorted(near, key=lambda pair: pair[0])[:DECIDING]:
+        space.error(point)
 
 
 def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:

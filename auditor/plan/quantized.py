@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import networkx as nx
@@ -13,7 +14,7 @@ import torch
 from ..errors import let_through
 from ..isolation.members import named_tensors
 from ..measure.layers import QuantizedModel, change_of, spans_of
-from ..measure.quantized import Layer, fits, key_of, layers_of
+from ..measure.quantized import Layer, fits, key_of, layers_of, multiplied_weights
 from ..numerics.nodes import shape, view_source
 from ..numerics.schemes import SCHEMES
 from ..records import Batch
@@ -46,6 +47,7 @@ class QuantizedPlans:
         captures = [path.capture for path in bench.capture.paths] or [bench.capture]
         self.layers = {name: layer for capture in captures for name, layer in layers_of(capture).items()}
         self.bench, self.score, self.groups = bench, score, groups_of(bench, self.layers)
+        self.multiplied = set[str]().union(*map(multiplied_weights, captures))
         self.known, self.verified = dict[Choice, Run](), dict[Choice, Verified]()
 
     def plans(self) -> tuple[QuantizedPlan, ...]:
@@ -56,18 +58,27 @@ class QuantizedPlans:
         self.known[kept] = self.run({}, self.bench.subject.batches)._replace(error=0.0)
         self.verified[kept] = Verified("emulation", 0.0, 0.0, 0.0)
         result = [self._plan(scheme, (scheme,)) for scheme in schemes]
-        return (*result, *([self._plan(MIXED, schemes)] if len(schemes) > 1 else []))
+        result += [self._plan(MIXED, schemes)] if len(schemes) > 1 else []
+        return tuple(replace(plan, dominated_by=_better_than(plan, result)) for plan in result)
 
     def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
         """Search a plan that uses only `schemes`: the verified choice within all limits with the fewest bits."""
         subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
         last = len(self.verified) + VERIFICATIONS
         search = Search(
-            groups, schemes, lambda choice: self.run(self._schemes(choice), subject.batches), self.known, self.verified
+            groups,
+            schemes,
+            lambda choice: self.run(self._schemes(choice), subject.batches),
+            self.known,
+            self.verified,
+            lambda choice: self._seconds(self._schemes(choice)),
         )
         while len(self.verified) < last and (choice := search.best(limit)) not in self.verified:
             self.verified[choice], search.left = self._verify(choice), max(search.left, MORE_RUNS)
         choice = search.smallest_accepted(limit)
+        if len(schemes) > 1 and (other := search.more_accurate(choice)) not in self.verified:
+            self.verified[other] = self._verify(other)
+            choice = search.smallest_accepted(limit)
         layers, one = self._schemes(choice), self.verified[choice]
         return QuantizedPlan(
             name=name,
@@ -75,17 +86,31 @@ class QuantizedPlans:
             layers=layers,
             groups=tuple(group.keys for group in groups if len(group.keys) > 1),
             effective_bits=search.bits(choice) / sum(group.elements for group in groups),
+            model_bits=self._model_bits(layers),
+            left_out=tuple(sorted(self.multiplied - layers.keys())),
             predicted_error=search.predicted_error(choice),
             single_errors=search.sum_of_singles(choice),
             calibration_error=one.measured,
             held_out_error=one.held_out if subject.held_out else None,
             verified_by=one.by,
+            despite=self._despite(layers, one),
             score=one.score,
             runs=search.spent,
+            tested=search.tested,
             time_share=self._seconds(layers) / whole if (whole := self._seconds({})) else None,
             weights_bytes=self._bytes(layers),
             weights_share=self._bytes(layers) / self._bytes({}),
         )
+
+    def _despite(self, schemes: Mapping[str, str], verified: Verified) -> dict[str, str]:
+        """{layer in {layer: scheme} that is not known to be safe alone: why the plan may still quantize it}."""
+        result = dict[str, str]()
+        for layer in self.bench.judged.layers:
+            verdict = layer.verdict
+            if schemes.get(layer.key) == layer.scheme and verdict.verdict in ("unsafe", "untested"):
+                plan = f"in the run with all layers of the plan quantized, the error is {verified.error:.2g}"
+                result[layer.key] = f"{verdict.verdict} alone ({verdict.reason}); {plan}, within the limit"
+        return result
 
     def _schemes(self, choice: Choice) -> dict[str, str]:
         return {key: scheme for group, scheme in zip(self.groups, choice, strict=True) for key in group.keys}
@@ -118,13 +143,19 @@ class QuantizedPlans:
 
     def _bytes(self, schemes: Mapping[str, str]) -> float:
         """Bytes of all parameters and buffers under {layer: scheme}; other floating-point tensors take 16 bits."""
-        result = 0.0
+        return sum(tensor.numel() * bits / 8 for tensor, bits in self._tensors(schemes))
+
+    def _model_bits(self, schemes: Mapping[str, str]) -> float:
+        """Mean bits per number of all floating-point parameters and buffers under {layer: scheme}."""
+        floating = [(tensor.numel(), bits) for tensor, bits in self._tensors(schemes) if tensor.is_floating_point()]
+        return sum(count * bits for count, bits in floating) / sum(count for count, _ in floating)
+
+    def _tensors(self, schemes: Mapping[str, str]) -> Iterator[tuple[torch.Tensor, float]]:
+        """Every parameter and buffer once, with its bits per entry under {layer: scheme}."""
         named = {id(tensor): (key_of(name), tensor) for name, tensor in named_tensors(self.bench.subject.model)}
         for key, tensor in named.values():
             scheme = schemes.get(key, "")
-            bits = bits_of(scheme) if scheme or tensor.is_floating_point() else 8 * tensor.itemsize
-            result += tensor.numel() * bits / 8
-        return result
+            yield tensor, bits_of(scheme) if scheme or tensor.is_floating_point() else 8 * tensor.itemsize
 
     def _seconds(self, schemes: Mapping[str, str]) -> float:
         """Predicted seconds of one forward under {layer: scheme}."""
@@ -135,6 +166,23 @@ class QuantizedPlans:
             else:
                 result += seconds(cost, half_of(device), device)
         return result
+
+
+def _better_than(plan: QuantizedPlan, plans: Sequence[QuantizedPlan]) -> str:
+    """The name of a plan with no more bits, memory and time, and the smallest error, or of an earlier plan with the same
+    layers; "" if there is none. A plan that quantizes nothing has no better one."""
+    if not any(plan.layers.values()):
+        return ""
+    earlier = plans[: plans.index(plan)]
+    same = [one for one in earlier if one.layers == plan.layers]
+    better = [one for one in plans if any(one.layers.values()) and one.error < plan.error and _is_as_cheap(one, plan)]
+    return next((one.name for one in (*sorted(better, key=lambda one: one.error), *same)), "")
+
+
+def _is_as_cheap(plan: QuantizedPlan, other: QuantizedPlan) -> bool:
+    """Whether a plan has no more bits, memory and predicted time than another one."""
+    bits, memory = plan.effective_bits <= other.effective_bits, plan.weights_bytes <= other.weights_bytes
+    return bits and memory and (plan.time_share or 0.0) <= (other.time_share or 0.0)
 
 
 def groups_of(bench: Workbench, layers: Mapping[str, Layer]) -> list[Group]:

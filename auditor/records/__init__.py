@@ -22,6 +22,7 @@ from .measure import Contribution as Contribution
 from .measure import Distance as Distance
 from .measure import Finding as Finding
 from .measure import FlaggedRegion as FlaggedRegion
+from .measure import InputRange as InputRange
 from .measure import Linearity as Linearity
 from .measure import Magnitudes as Magnitudes
 from .measure import NodeError as NodeError

@@ -12,7 +12,18 @@ from .folder import path_of, write
 from .generation import Generation
 from .graph import Node, Subject
 from .ledger import LedgerRow
-from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
+from .measure import (
+    Contribution,
+    Finding,
+    FlaggedRegion,
+    InputRange,
+    Linearity,
+    Magnitudes,
+    NodeError,
+    Noise,
+    Verdict,
+    Weight,
+)
 from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
 from .quantization import PipelineRun, QuantizedLayer, QuantizedPlan
 from .repair import Repair
@@ -134,6 +145,7 @@ class Audit:
     nodes: Annotated[tuple[NodeReport, ...], MeasurementField("every operation of the graph, in execution order")] = ()
     classes: Annotated[Mapping[str, str], MeasurementField("by path: class of a module without operations")] = empty()
     graph_inputs: Annotated[tuple[str, ...], MeasurementField("names of the inputs in the captured graph")] = ()
+    input_ranges: Annotated[tuple[InputRange, ...], MeasurementField("range of every input tensor")] = ()
     graph_outputs: Annotated[tuple[str, ...], MeasurementField("names of the outputs in the captured graph")] = ()
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
     ledger: Annotated[tuple[LedgerRow, ...], MeasurementField("dtypes of weights and operations at each stage")] = ()

@@ -53,7 +53,12 @@ class StoredCache:
     stored: Annotated[str, FileField("format: `bf16`, `fp8_e4m3` or `int8`; the last two with a scale per tensor")]
     fixed_bytes: Annotated[float, FileField("cache bytes of a text that do not depend on its length", least=0)]
     bytes_per_token: Annotated[float, FileField("cache bytes per token of a text", least=0)]
-    saturated: Annotated[float, FileField("share of entries that exceed the range of their scale", least=0, most=1)]
+    saturated: Annotated[
+        float,
+        FileField(
+            "share of the written entries, each counted once, that exceed the range of their scale", least=0, most=1
+        ),
+    ]
     generated: Annotated[TokenComparison, FileField("comparison with the tokens of the unrounded cache")]
 
 

@@ -26,7 +26,7 @@ class Origin:
 
     path: the model's file; None for an installed module or a hub model. module: `__module__` of its classes. folder: a
     directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file. words: arguments for the
-    script."""
+    script. method: the method that the audit calls instead of `forward`."""
 
     path: str | None
     module: str | None
@@ -39,6 +39,7 @@ class Origin:
     digest: str | None = None
     working_directory: str | None = None
     words: tuple[str, ...] = ()
+    method: str = ""
 
 
 @dataclass(frozen=True)

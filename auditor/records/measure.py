@@ -166,6 +166,21 @@ class Weight:
 
 FAILURES = ("DTY", "RUN")
 """Prefixes of the rules about runs of the whole model in low precision that raised."""
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """The range of one input tensor over all calibration inputs. The range of complex numbers is that of their parts."""
+
+    name: Annotated[str, FileField("argument of the model's forward; `x_0`: the first tensor in the container `x`")]
+    dtype: Annotated[str, FileField("dtype of the tensor")]
+    shape: Annotated[tuple[int, ...], FileField("shape of the tensor in the first batch")]
+    minimum: Annotated[float | None, FileField("smallest finite value; `null`: no finite value")]
+    maximum: Annotated[float | None, FileField("largest finite value; `null`: no finite value")]
+    beyond_fp16: Annotated[int, FileField("number of floating-point values whose magnitude exceeds 65504", least=0)] = 0
+    nonfinite: Annotated[int, FileField("number of Inf and NaN values", least=0)] = 0
+
+
 MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
 """Codes of the rules that report an operation which is measured unsafe, if no other rule reports it."""
 

@@ -28,13 +28,15 @@ class QuantizedLayer:
     node: Annotated[str, FileField("name of the operation in the captured graph")]
     owner: Annotated[str, FileField("module that contains the operation")]
     op: Annotated[str, FileField("ATen overload of the operation")]
+    key: Annotated[str, FileField("name of the layer in `quantized_plans[].layers`")]
     effect: Annotated[float, FileField("output change, as `contributions[].isolated`; decides the verdict")]
     weight_effect: Annotated[float, FileField("first-order output change with only the weight quantized")]
     activation_effect: Annotated[float, FileField("first-order output change with only the input quantized")]
     decided_by: Annotated[
         str,
         FileField(
-            "origin of `effect`: `first-order`: predicted; `re-run`: measured; `not-run`: unknown without a run",
+            "origin of `effect`: `first-order`: predicted; `re-run`: measured, always if a choice such as a top-k depends on "
+            "the layer; `not-run`: unknown without a run",
             choices=("first-order", "re-run", "not-run"),
         ),
     ]
@@ -54,6 +56,16 @@ class QuantizedLayer:
         ),
     ]
     place: Annotated[str, FileField("the channels, rows or slice with the cause, in words; or empty")] = ""
+    has_kernel: Annotated[
+        bool, FileField("whether kernels of the scheme fit the layer; without one it stays in 16 bits under every plan")
+    ] = True
+    zero_blocks: Annotated[
+        str,
+        FileField(
+            "the part with a row or block of zeros whose scale is zero: zero in the audit, NaN in torchao; empty: none",
+            choices=("", "weight", "activation", "both"),
+        ),
+    ] = ""
     remedy: Annotated[
         str,
         FileField("cheapest remedy: a scheme with finer scales, or `keep` the layer unquantized; empty: none needed"),
@@ -80,6 +92,18 @@ class QuantizedPlan:
         tuple[tuple[str, ...], ...], FileField("keys of `layers` that must have one scheme, such as q, k and v")
     ]
     effective_bits: Annotated[float, FileField("mean bits per weight of `layers`, with the scales of blocks", least=0)]
+    model_bits: Annotated[
+        float,
+        FileField(
+            "mean bits per number of all floating-point parameters and buffers; 16 bits where not quantized", least=0
+        ),
+    ]
+    left_out: Annotated[
+        tuple[str, ...],
+        FileField(
+            "weights of products and embeddings that stay in 16 bits since no scheme of the audit can quantize them"
+        ),
+    ]
     weights_bytes: Annotated[
         float, FileField("bytes of all parameters and buffers; 16 bits where not quantized", least=0)
     ]
@@ -100,11 +124,38 @@ class QuantizedPlan:
             "what ran: the model quantized by `torchao`, or the audit's `emulation`", choices=("torchao", "emulation")
         ),
     ]
+    despite: Annotated[
+        Mapping[str, str],
+        FileField("layers that the plan quantizes although they are unsafe or untested alone, with the reason"),
+    ] = empty()
     score: Annotated[Score | None, FileField("the user's score under the plan; `null`: none")] = None
     runs: Annotated[int, FileField("number of model runs from which layers were chosen", least=0)] = 0
+    tested: Annotated[
+        int,
+        FileField(
+            "number of choices with a quantized layer that ran to a finite error, in this and earlier plans", least=0
+        ),
+    ] = 0
     generated: Annotated[TokenComparison | None, FileField("comparison with FP32's tokens; `null`: not requested")] = (
         None
     )
+    dominated_by: Annotated[
+        str,
+        FileField(
+            "plan with no more bits, memory and time, and a smaller error or the same layers, which reports show instead; "
+            "empty: none"
+        ),
+    ] = ""
+
+    @property
+    def error(self) -> float:
+        """The larger of the errors on the calibration and on the held-out inputs."""
+        return max(self.calibration_error, self.held_out_error or 0.0)
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """Sort key: the fewest bits, then the least time, then the smallest error."""
+        return self.effective_bits, self.time_share or 0.0, self.error
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,12 @@ LABEL = 10
 WIDEST = 110
 """Maximum line width in characters, also on wider terminals, since longer lines are harder to read."""
 
+WIDTH = 1080
+LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
+"""Pixels: a chart's left and right edges, and the height of the space below its horizontal axis."""
+WIDE = 3
+"""Number of columns from which a narrow screen shows each row of a table as a list of its cells."""
+
 
 @dataclass(frozen=True)
 class Prose:
@@ -88,7 +94,8 @@ class Fold:
 class Chart:
     """A drawing, `height` pixels high. paths: (CSS class, SVG path); legend: (CSS class, words); x_ticks, y_ticks:
     (pixel, words). rows: for each point, the row of the layer table that a click opens. titled: whether the label
-    stands above the drawing."""
+    stands above the drawing. names: (x, y, SVG text-anchor, words) beside points. width: of the drawing in pixels; a
+    drawing of less than WIDTH fits a phone."""
 
     label: str
     about: str
@@ -100,13 +107,26 @@ class Chart:
     y_ticks: tuple[tuple[float, str], ...] = ()
     rows: tuple[int, ...] = ()
     titled: bool = True
+    names: tuple[tuple[float, float, str, str], ...] = ()
+    width: int = WIDTH
+
+    @property
+    def right(self) -> int:
+        """The right edge of the axes, in pixels."""
+        return self.width - WIDTH + RIGHT
 
 
-Block = Prose | Item | Grid | Code | Fold | Chart
-"""Folds and charts appear only in HTML. A Prose or Grid without content is falsy, and not rendered."""
-WIDTH = 1080
-LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
-"""Pixels: a chart's left and right edges, and the height of the space below its horizontal axis."""
+@dataclass(frozen=True)
+class Columns:
+    """Blocks that stand side by side on a wide screen."""
+
+    left: tuple[Block, ...]
+    right: tuple[Block, ...]
+    label = ""
+
+
+Block = Prose | Item | Grid | Code | Fold | Chart | Columns
+"""Folds, charts and columns appear only in HTML. A Prose or Grid without content is falsy, and not rendered."""
 
 
 def rule_text(title: str, text: str) -> list[Block]:
@@ -255,6 +275,6 @@ def environment() -> Environment:
     made.globals.update(
         asset=lambda name: Markup((folder / name).read_text(encoding="utf-8")), words=words, rule_text=rule_text
     )
-    made.globals.update(WIDTH=WIDTH, LEFT=LEFT, RIGHT=RIGHT, BOTTOM=BOTTOM)
+    made.globals.update(WIDTH=WIDTH, LEFT=LEFT, BOTTOM=BOTTOM, WIDE=WIDE)
     made.filters.update(sentence=words.sentence, prose=prose, show=words.printable, html=html)
     return made

@@ -1,16 +1,17 @@
-"""Charts of the report: errors in execution order, curves by step, and gradients against the range of FP16."""
+"""Charts of the report: plans, errors in execution order, curves by step, and gradients against the range of FP16."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ..artefact.strategies import plan_title
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import merge_magnitudes, significant, subnormal_share, underflow_share
-from ..records import Magnitudes, NodeReport
+from ..records import Magnitudes, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.training import Training
-from .blocks import BOTTOM, LEFT, RIGHT, Chart
+from .blocks import BOTTOM, LEFT, RIGHT, WIDTH, Chart
 from .words import label, percent, power
 
 HEIGHT, TOP, INSET = 330, 12, 8
@@ -21,6 +22,14 @@ MARKS = 11
 """Height in pixels of the strip above the curves that marks the non-finite values of one format."""
 LOWEST, HIGHEST = -48, 24
 """Exponents of two at the ends of the gradients' axis; a value beyond an end is drawn at that end."""
+SMALL, HEIGHT_OF_PLANS = 560, 240
+"""Pixels: width and height of the chart of plans, which fits a phone."""
+BESIDE, LINE, DOT = 11, 18, 6
+"""Pixels: distance of a name from its point, height of a name, and half the height of a point."""
+SHIFTS = sorted(range(-120, 121, 6), key=abs)
+"""Distances in pixels by which a name may be moved from the height of its point, the smallest first."""
+LETTER = 9.0
+"""Mean width of a letter of a name, in pixels."""
 BANDS = (("over", "above the largest number"), ("subnormal", "subnormal"), ("zero", "lost to zero"))
 
 
@@ -28,6 +37,101 @@ def scale(low: float, high: float, start: float, end: float) -> Callable[[float]
     """A linear map from data to pixels, clamped to its ends and rounded to a tenth of a pixel."""
     span = high - low or 1.0
     return lambda value: round(start + (end - start) * min(max((value - low) / span, 0.0), 1.0), 1)
+
+
+def plan_chart(audit: Audit) -> Chart | None:
+    """Error against speed-up of all plans, with the error budget; None without a plan that has both.
+
+    A plan with non-finite outputs stands at the upper edge, and one that was not run at its predicted error.
+    """
+    placed = [point for plan in audit.plans.values() if (point := _point(plan)) is not None]
+    if not any(math.isfinite(error) for _, error, _ in placed):
+        return None
+    speeds = [plan.speedup for plan, _, _ in placed]
+    budget = audit.max_error
+    powers = decades([*(error for _, error, _ in placed), budget], least=-9)
+    step = next(step for step in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, math.inf) if (max(speeds) - 1) / step <= 6)
+    first = math.floor(min(1.0, *speeds) / step)
+    last = max(math.ceil(max(speeds) / step), first + 1)
+    right = SMALL - WIDTH + RIGHT
+    x = scale(first * step, last * step, LEFT + INSET, right - INSET)
+    y = scale(powers[0], powers[-1], HEIGHT_OF_PLANS - BOTTOM, TOP + LINE)
+    limit = y(log(budget))
+    noun = "share of a limit" if audit.criteria else "error"
+    paths = [("band normal", f"M{LEFT} {limit}H{right}V{HEIGHT_OF_PLANS - BOTTOM}H{LEFT}z")]
+    paths.append(("budget", f"M{LEFT} {limit}H{right}"))
+    points = [(x(plan.speedup), y(log(error)) if math.isfinite(error) else TOP) for plan, error, _ in placed]
+    names = [(LEFT + 6.0, limit - 6, "start", f"budget {budget:g}")]
+    for (plan, error, note), (at, height) in zip(placed, points, strict=True):
+        kind = plan.format if plan.format in ("fp16", "bf16") else "other"
+        if math.isfinite(error):
+            paths.append((f"mark {kind}{' predicted' * bool(note)}", f"M{at:g} {height:g}h0"))
+        else:
+            paths.append((f"gone {kind}", f"M{at - 4:g} {height - 4:g}l8 8m0-8l-8 8"))
+        star = "* " * (plan.name == audit.recommended)
+        words = f"{star}{plan_title(plan)}{f', {note}' if note else ''}"
+        others = [point for point in points if point != (at, height)]
+        names.append(_name_beside(at, height + 6, words, names, others))
+    speed = "measured" if any(plan.measured_times for plan, _, _ in placed) else "predicted"
+    about = (
+        f"The measured {noun} of each plan, on a logarithmic scale, against its {speed} speed-up. "
+        "Plans in the shaded area are within the budget. * recommended."
+    )
+    return Chart(
+        "Error against speed-up",
+        about,
+        HEIGHT_OF_PLANS,
+        tuple(paths),
+        (),
+        "speed-up over FP32",
+        tuple((x(i * step), f"{i * step:g}x") for i in range(first, last + 1)),
+        tuple((y(d), power(10, d)) for d in powers),
+        names=tuple(names),
+        width=SMALL,
+    )
+
+
+def _point(plan: Plan) -> tuple[Plan, float, str] | None:
+    """(plan, error, a note on it); None for a plan that has no place in the chart: all FP32, failed, or of unknown speed."""
+    ran = plan.verification
+    idle = not plan.has_low and plan.program is None
+    if idle or not math.isfinite(plan.speedup) or (ran is not None and ran.failure):
+        return None
+    if ran is None:
+        known = math.isfinite(plan.predicted_error)
+        return (plan, plan.predicted_error, "predicted") if known else None
+    if ran.measured_error is None or not math.isfinite(ran.measured_error):
+        return plan, math.inf, "non-finite"
+    return plan, ran.measured_error, ""
+
+
+Name = tuple[float, float, str, str]
+"""x, y, SVG text-anchor and words of a name in a chart."""
+
+
+def _name_beside(x: float, y: float, words: str, names: Iterable[Name], points: Iterable[tuple[float, float]]) -> Name:
+    """A name on the left or right of its point, as near to the point's height as `names` and other points allow."""
+    taken = [_box(name) for name in names]
+    taken += [(left - DOT, left + DOT, height - DOT, height + DOT) for left, height in points]
+    right: Name = (x + BESIDE, y, "start", words)
+    left: Name = (x - BESIDE, y, "end", words)
+    sides = (right, left) if x < SMALL / 2 else (left, right)
+    for shift in SHIFTS:
+        for at, height, anchor, _ in sides:
+            name = (at, height + shift, anchor, words)
+            first, last, top, bottom = _box(name)
+            inside = first >= LEFT and last <= SMALL and top >= 0 and bottom <= HEIGHT_OF_PLANS - BOTTOM
+            if inside and not any(a < last and first < b and c < bottom and top < d for a, b, c, d in taken):
+                return name
+    return sides[0]
+
+
+def _box(name: Name) -> tuple[float, float, float, float]:
+    """(left, right, top, bottom) of a name, in pixels."""
+    x, y, anchor, words = name
+    width = LETTER * len(words)
+    left = x if anchor == "start" else x - width
+    return left, left + width, y - LINE + 4, y + 4
 
 
 def depth_chart(audit: Audit) -> Chart | None:
@@ -88,25 +192,39 @@ def line_chart(
     x_title: str,
     x_ticks: Iterable[tuple[float, str]],
     least: int = -1,
+    linear: bool = False,
 ) -> Iterator[Chart]:
     """A chart with a logarithmic vertical axis; no chart without points. curves: (CSS class, words, points).
 
-    last: right end of the horizontal axis. least: the vertical axis reaches at least 10^least.
+    last: right end of the horizontal axis. least: the vertical axis reaches at least 10^least. linear: whether the axis
+    is linear if the values span less than a power of ten.
     """
     values = [value for _, _, points in curves for _, value in points]
-    powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)
-    y = scale(powers[0], powers[-1], HEIGHT_OF_LINES - BOTTOM, TOP)
     if not values:
         return
+    x = scale(0, last, LEFT + INSET, RIGHT - INSET)
+    bottom = HEIGHT_OF_LINES - BOTTOM
+    if linear and 0 < max(values) < 10 * min(values):
+        marks = round_marks(min(values), max(values))
+        y = scale(marks[0], marks[-1], bottom, TOP)
+        y_ticks = [(y(mark), f"{mark:.6g}") for mark in marks]
+    else:
+        powers = decades(values, least)
+        of_log = scale(powers[0], powers[-1], bottom, TOP)
+
+        def y(value: float) -> float:
+            return of_log(log(value))
+
+        y_ticks = [(of_log(d), power(10, d)) for d in powers]
     yield Chart(
         label,
         about,
         HEIGHT_OF_LINES,
-        tuple((f"line {style}", curve((x(a), y(log(b))) for a, b in points)) for style, _, points in curves),
+        tuple((f"line {style}", curve((x(a), y(b)) for a, b in points)) for style, _, points in curves),
         tuple((style, words) for style, words, _ in curves),
         x_title,
         tuple((x(at), words) for at, words in x_ticks),
-        tuple((y(d), power(10, d)) for d in powers),
+        tuple(y_ticks),
     )
 
 
@@ -126,6 +244,15 @@ def round_steps(last: int) -> list[int]:
     step = 10 ** max(int(math.log10(max(last, 1))), 0)
     step = next(s for s in (step // 5 or 1, step // 2 or 1, step, 2 * step) if last / s <= 6)
     return list(range(0, last + 1, step))
+
+
+def round_marks(low: float, high: float) -> list[float]:
+    """Two to seven round numbers at equal distances, the first at most `low` and the last at least `high`."""
+    span = (high - low) or abs(high) or 1.0
+    unit = 10.0 ** math.floor(math.log10(span))
+    step = next(size * unit for size in (0.2, 0.5, 1.0, 2.0, 5.0) if span / (size * unit) <= 5)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [mark * step for mark in range(first, max(last, first + 1) + 1)]
 
 
 def curve(points: Iterable[tuple[float, float] | None]) -> str:

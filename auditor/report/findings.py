@@ -59,6 +59,11 @@ class Cause:
         self._repairs = [repair for repair in audit.repairs if self.worst.cause in repair.causes]
 
     @property
+    def is_contradicted(self) -> bool:
+        """Whether the measurement contradicts every finding of the cause."""
+        return all(finding.agrees is False for finding in self.members)
+
+    @property
     def rank(self) -> tuple[int, bool, float, int, bool, float, int, str, str]:
         """Sort key among causes: the smallest comes first."""
         worst = self.worst
@@ -129,18 +134,19 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked. wanting: errors and warnings; notes: others; about: the plan that severities refer to; fails:
-    whether the model without a plan raises an error."""
+    """All causes, ranked. wanting: errors and warnings; notes: others, without `unconfirmed`: notes that the measurement
+    contradicts; about: the plan that severities refer to; fails: whether the model without a plan raises an error."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
     about: str
+    unconfirmed: tuple[Cause, ...] = ()
     fails: bool = False
 
     @property
     def all(self) -> tuple[Cause, ...]:
         """Every cause of findings, the worst first."""
-        return self.wanting + self.notes
+        return self.wanting + self.notes + self.unconfirmed
 
     @property
     def to_do(self) -> tuple[Cause, ...]:
@@ -159,7 +165,8 @@ class Causes:
         if not self.wanting and self.fails:
             return "the model fails to run without a plan" + f", {said}" * bool(self.notes)
         if not self.wanting:
-            return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
+            none = "the measurement confirms no finding" if self.unconfirmed else "no rule matched"
+            return f"nothing to fix, {said}" if self.notes else f"nothing to fix: {none}"
         kinds = Counter(cause.severity for cause in self.wanting)
         counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
         total = f"{count(len(self.wanting), 'problem')} ({', '.join(counts)})"
@@ -177,15 +184,17 @@ def causes(audit: Audit) -> Causes:
         alone = (finding.rule, finding.severity, pattern(finding.owner), finding.op, finding.source)
         groups.setdefault(finding.cause or alone, []).append(finding)
     result = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
-    wanting, notes = (tuple(one for one in result if (one.severity == "info") is info) for info in (False, True))
+    wanting, every_note = (tuple(one for one in result if (one.severity == "info") is info) for info in (False, True))
+    notes, unconfirmed = (tuple(one for one in every_note if one.is_contradicted is no) for no in (False, True))
     plan, about = audit.plans.get(next((f.plan for f in audit.findings if f.plan), "")), ""
     raises = any(f.rule.startswith(FAILURES) and f.severity == "error" for f in audit.findings)
     unless = ", unless the model raises an error without it" if raises else ""
-    if plan is not None:
-        about = f"Severities assume {_plan_words(audit, plan)}: a problem that this plan avoids is at most a warning{unless}."
+    if plan is not None and wanting:
+        about = f"A problem that {_plan_words(audit, plan)}, avoids is at most a warning{unless}."
     elif any(finding.bearing == "stops" for finding in audit.findings):
         about = "No plan uses low precision: severities are the rules' defaults."
-    return Causes(wanting, notes, about, any(ran.failure for ran in audit.baselines.values()))
+    fails = any(ran.failure for ran in audit.baselines.values())
+    return Causes(wanting, notes, about, unconfirmed, fails)
 
 
 def repair_words(audit: Audit, repair: Repair) -> str:

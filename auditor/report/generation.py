@@ -10,7 +10,7 @@ from ..records.audit import Audit
 from ..records.generation import Generation, StoredCache, TokenComparison
 from .blocks import Block, Chart, Grid, Prose
 from .charts import line_chart
-from .quantization import quantized_title
+from .quantization import plans_shown, quantized_title
 from .words import count, in_bytes, label, or_blank, percent, ratio
 
 DISTANCES = ("KL mean", "KL 99 %", "KL max", "Same top", "RMS dp")
@@ -19,6 +19,10 @@ PARTS = "Parts of the model, by kind of operation. The head computes the logits,
 CACHES = "The FP32 model with its key-value cache stored in each format. Flips: per 1,000 tokens. Saturated: share of entries beyond the range of their scale. Columns with a number of tokens: memory of the cache for a text of this length"
 LENGTHS = (2048, 32768, 131072)
 """Text lengths in tokens for which the report gives the memory of the cache."""
+
+
+FEW_FLIPS = 0.01
+"""Number of predicted flips per 1,000 tokens below which a prediction says no more than that there are few."""
 
 
 class Decoded(NamedTuple):
@@ -52,7 +56,7 @@ def generation_section(audit: Audit) -> list[Block]:
         "tokens up to and including the first flip, median over prompts. First predicted: prediction of this median. 10th pct.: 10th percentile over prompts."
     )
     parts = tuple(
-        (title, one.part, percent(one.share), f"{one.operations:,}", or_blank(one.flips))
+        (title, one.part, percent(one.share), f"{one.operations:,}", or_blank(one.flips, _per_thousand))
         for title, generated, _ in decoded
         for one in generated.parts
     )
@@ -92,7 +96,7 @@ def lift_words(audit: Audit) -> Iterator[str]:
     predictions."""
     for title, generated, _ in _decoded_plans(audit)[:1]:
         best = next((part for part in generated.parts if part.flips is not None), None)
-        if best is not None and generated.predicted_flips is not None:
+        if best is not None and generated.predicted_flips is not None and generated.predicted_flips >= FEW_FLIPS:
             yield (
                 f"In {title}, the model part '{best.part}' ({count(best.operations, 'operation')}) causes {percent(best.share)} of the predicted squared error of the "
                 f"logit differences between the likeliest tokens. With this part in FP32, {best.flips:.3g} "
@@ -112,11 +116,13 @@ def _cache_words(audit: Audit) -> Iterator[str]:
 
 
 def _decoded_plans(audit: Audit) -> list[Decoded]:
-    """Plans that decoded, or failed to: first the recommended plan, last plans of quantization schemes."""
+    """Plans that decoded, or failed to: first the recommended plan, then plans of quantization schemes, then others."""
     plans = sorted(audit.plans.values(), key=lambda plan: plan.name != audit.recommended)
-    titled = ((plan_title(plan), plan.generated, f"{plan.format} {plan.strategy}") for plan in plans)
-    schemes = ((quantized_title(plan), plan.generated, "") for plan in audit.quantized_plans)
-    return [Decoded(title, one, style) for title, one, style in (*titled, *schemes) if one is not None]
+    titled = [(plan_title(plan), plan.generated, f"{plan.format} {plan.strategy}") for plan in plans]
+    schemes = [(quantized_title(plan), plan.generated, "") for plan in plans_shown(audit)]
+    first = 0 if audit.recommended is None else 1
+    every = (*titled[:first], *schemes, *titled[first:])
+    return [Decoded(title, one, style) for title, one, style in every if one is not None]
 
 
 def _about(made: Generation) -> str:
@@ -130,10 +136,15 @@ def _about(made: Generation) -> str:
 def _figures(generated: TokenComparison) -> str:
     if generated.failure is not None:
         return f"did not decode: {generated.failure}"
-    predicted = "" if generated.predicted_flips is None else f" ({generated.predicted_flips:.3g} predicted)"
+    predicted = "" if generated.predicted_flips is None else f" ({_per_thousand(generated.predicted_flips)} predicted)"
     first = f"; first flip at token {n}" if (n := generated.first_flip) else "; at least half of the prompts never flip"
     flips = f"{_flips(generated)[0]} flips per 1,000 tokens{predicted}{first * bool(generated.flips)}"
     return f"KL divergence from FP32 {ratio(generated.kl)} nats per token, {flips}"
+
+
+def _per_thousand(flips: float) -> str:
+    """Predicted flips per 1,000 tokens; a number without meaning, such as 3e-7, becomes a bound."""
+    return f"{flips:.3g}" if flips == 0 or flips >= FEW_FLIPS else f"fewer than {FEW_FLIPS:g}"
 
 
 def _flips(generated: TokenComparison) -> tuple[str, str]:
@@ -153,7 +164,7 @@ def _row(title: str, generated: TokenComparison) -> tuple[str, ...]:
         or_blank(generated.same_top, percent),
         or_blank(generated.rms_probability, ratio),
         *_flips(generated),
-        or_blank(generated.predicted_flips),
+        or_blank(generated.predicted_flips, _per_thousand),
         first,
         or_blank(generated.predicted_flips, lambda _: expected),
         tenth,

@@ -15,7 +15,8 @@ from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, T
 from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
-from .blocks import Block, Code, Fold, Grid, Prose
+from .blocks import Block, Code, Columns, Fold, Grid, Prose
+from .charts import plan_chart
 from .kept import islands
 from .words import count, in_bytes, label, percent, ratio, sentence, shorten
 
@@ -42,7 +43,10 @@ class PlanView:
         self.criteria = criteria_lines(plan, self.baseline)
         self.program = program_line(plan)
         uses = [in_bytes(use.weights + use.activations) for use in (plan.memory, plan.fp32_memory) if use]
-        self.memory = f"{uses[0]} instead of {uses[1]} in FP32" if uses[1:] else ""
+        self.memory = ""
+        if len(uses) == 2:
+            own, fp32 = uses
+            self.memory = f"{own}, as in FP32" if own == fp32 else f"{own} instead of {fp32} in FP32"
 
     @property
     def idle(self) -> bool:
@@ -108,12 +112,15 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
     if not plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
-        "A plan runs the model in low precision, except for any modules, functions or outputs kept in FP32. "
+        "A plan may keep modules, functions or outputs in FP32. "
         'The values for "no plan" are of the same format and strategy without these exceptions.'
     )
+    texts = (Prose("", (said,), "about") for said in (about, score_headline(audit)))
+    shown: list[Block] = [*texts, *plan_table(audit, plans)]
+    if (chart := plan_chart(audit)) is not None:
+        shown = [Columns(tuple(shown), (chart,))]
     return [
-        *(Prose("", (said,), "about") for said in (about, score_headline(audit))),
-        *plan_table(audit, plans),
+        *shown,
         Prose("Times", times(audit), listed=True),
         Fold("Each plan: what it keeps in FP32 and why", tuple(_plan_folds(audit, plans))),
     ]

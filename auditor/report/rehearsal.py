@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from statistics import fmean
 
 from ..rehearsal.result import AS_WRITTEN, REMEDIES, RecipeRun, Rehearsal, code_of
+from ..training.step import LOSS
 from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
 from .charts import line_chart, round_steps
-from .words import count, or_blank, percent, ratio, shorten
+from .words import count, or_blank, percent, ratio, sentence, shorten
 
 POINTS, WORST = 120, 12
 """Maximum number of points of a curve, and of rows in the table of parameters."""
@@ -48,13 +49,103 @@ def overview(result: Rehearsal) -> list[Block]:
 
 
 def render(result: Rehearsal) -> str:
-    """The rehearsal as one HTML file, with curves, the code of remedies, and a table of parameters."""
+    """The rehearsal as one HTML file: verdict, code of the recommended recipe, recipes, curves, problems and remedies."""
+    texts = {block.label: block.texts for block in overview(result) if isinstance(block, Prose)}
+    headline, _, proof = result.recommendation.partition(". ")
     working = (run.recipe for name, run in result.runs.items() if not result.problems_of(name))
     names = dict.fromkeys(remedy for recipe in working for remedy in recipe.remedies)
-    codes = [Fold(f"The code of {REMEDIES[name][0]}", (Code("", code_of(name)),)) for name in names]
-    page = [*overview(result)[1:], *_charts(result), *codes, *_parameters(result)]
-    title = f"Rehearsal of {result.target}"
-    return environment().get_template("diff.html.jinja").render(title=title, headline=title, page=page)
+    cautions = [texts[label][0] for label in ("Caution", "Noise", "Gradients") if texts[label]]
+    problems = [_problem(result, name) for name in result.runs if result.problems_of(name)]
+    parts = {
+        "recipes": _recipes(result),
+        "charts": list(_charts(result)),
+        "remedies": [Fold(f"The code of {REMEDIES[name][0]}", (Code("", code_of(name)),)) for name in names],
+        "parameters": list(_parameters(result)),
+    }
+    return (
+        environment()
+        .get_template("rehearsal.html.jinja")
+        .render(
+            result=result,
+            headline=f"{headline.rstrip('.')}.",
+            proof=proof,
+            code=[Code("The step to copy", step_code(result))],
+            cautions=cautions,
+            problems=[problem for problem in problems if problem is not None],
+            hidden={name for name, blocks in parts.items() if not blocks},
+            **parts,
+        )
+    )
+
+
+def _problem(result: Rehearsal, name: str) -> tuple[str, list[str], list[str]] | None:
+    """(title of a recipe, its problems, the results of its variants); None for a variant, which its recipe lists."""
+    recipe = result.runs[name].recipe
+    if recipe.repairs:
+        return None
+    texts = [sentence(problem.text) for problem in result.problems_of(name)]
+    return recipe.title, texts, _variants(result, name)
+
+
+def _variants(result: Rehearsal, name: str) -> list[str]:
+    """A line for each variant of a recipe: the problems that it has left, and its loss."""
+    lines = []
+    for other, run in result.runs.items():
+        if run.recipe.repairs == name:
+            left = [f"{one.kind}, {one.text}" for one in result.problems_of(other)]
+            lines.append(f"{run.recipe.title}: {'; '.join(left) or 'no problem'}; last loss {run.last_loss():.4g}.")
+    return lines
+
+
+def step_code(result: Rehearsal) -> str:
+    """A training step in the recommended recipe; `compute_loss(model, batch)` stands for the user's forward and loss."""
+    recipe = result.runs[result.recommended].recipe
+    if recipe.name == "fp32" and AS_WRITTEN in result.runs:
+        return "# FP32: FP32 weights, without autocast regions and without a GradScaler.\n"
+    if recipe.name in ("fp32", AS_WRITTEN):
+        return f"# {recipe.title}: leave the training step as it is.\n"
+    dtype = f"torch.{'bfloat16' if recipe.format == 'bf16' else 'float16'}"
+    lines = ["import torch", ""]
+    if recipe.name.startswith("plan"):
+        name = recipe.title.removeprefix("the plan ").partition(",")[0].partition(" with ")[0]
+        lines += ["import patched_model  # from the directory of the audit", ""]
+        lines += [f'model = patched_model.apply(model, plan="{name}")  # has its own autocast regions', ""]
+    if recipe.stored:
+        lines.append(f"model = model.to({dtype})  # before the optimizer is created; floating-point inputs too")
+        for remedy in recipe.remedies:
+            lines += ["", *code_of(remedy).rstrip().splitlines()]
+        lines.append("")
+    kept = [module for module in recipe.scopes if module not in ("", LOSS)] if recipe.repairs else []
+    if kept and not recipe.name.startswith("plan"):
+        lines += [f'# In FP32, each under torch.autocast("cuda", enabled=False): {", ".join(kept)}', ""]
+    scaled = recipe.scale is not None
+    if scaled:
+        lines += [f'scaler = torch.amp.GradScaler("cuda", init_scale={recipe.scale:.10g})  # once', ""]
+    lines += ["for batch in batches:", "    optimizer.zero_grad()"]
+    if recipe.stored or recipe.name.startswith("plan"):
+        lines.append("    loss = compute_loss(model, batch)")
+    elif LOSS in recipe.scopes:
+        lines.append(f'    with torch.autocast("cuda", dtype={dtype}):')
+        lines += ["        outputs = forward(model, batch)", "    loss = loss_of(outputs.float(), batch)  # in FP32"]
+    else:
+        lines.append(f'    with torch.autocast("cuda", dtype={dtype}):')
+        lines.append("        loss = compute_loss(model, batch)")
+    if scaled:
+        lines += ["    scaler.scale(loss).backward()", "    scaler.step(optimizer)", "    scaler.update()"]
+    else:
+        lines += ["    loss.backward()", "    optimizer.step()"]
+    return "\n".join(lines) + "\n"
+
+
+def _recipes(result: Rehearsal) -> list[Block]:
+    """The table of recipes, with the meaning of its columns."""
+    heads = ("Recipe", "Result", "Last loss", "Skipped", *MEASURES.values())
+    rows = []
+    for name, run in result.runs.items():
+        title, *values, state = _row(result, name, run)
+        rows.append((title, state, *values))
+    best = list(result.runs).index(result.recommended)
+    return [Grid(heads, tuple(rows), best, texts=2), Prose("", (CAPTION,), "muted")]
 
 
 def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
@@ -74,11 +165,7 @@ def _measures(run: RecipeRun, name: str = "") -> tuple[str, ...]:
 
 def _entries(result: Rehearsal, name: str) -> list[Item]:
     """The problems of a recipe; below the last of them, the problems that each of its variants has."""
-    title, notes = result.runs[name].recipe.title, list[str]()
-    for other, run in result.runs.items():
-        if run.recipe.repairs == name:
-            left = [f"{one.kind}, {one.text}" for one in result.problems_of(other)]
-            notes.append(f"{run.recipe.title}: {'; '.join(left) or 'no problem'}; last loss {run.last_loss():.4g}.")
+    title, notes = result.runs[name].recipe.title, _variants(result, name)
     heads = [f"{title}, {one.kind}: {one.text}" for one in result.problems_of(name)]
     return [Item(head, tuple(notes) if head is heads[-1] else (), "warning") for head in heads]
 
@@ -87,11 +174,11 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
     shown = [run for name, run in result.runs.items() if not run.recipe.repairs or name == result.recommended]
     losses = [_curve(run, enumerate(run.losses)) for run in shown]
     errors = [_curve(run, zip(run.steps, run.errors, strict=True)) for run in shown]
-    of_losses = "Loss of each recipe on the same batches (logarithmic). Each point is the mean of neighboring steps."
-    of_errors = "Relative L2 difference of all gradients from FP32 gradients at the same weights; of FP32, the difference between two batches."
+    of_losses = "Loss of each recipe on the same batches. Each point is the mean of neighboring steps."
+    of_errors = "Logarithmic. Relative L2 difference of all gradients from FP32 gradients at the same weights; of FP32, the difference between two batches."
     ticks = [(step, f"{step:,}") for step in round_steps(result.steps - 1)]
     for label, about, curves in (("Loss", of_losses, losses), ("Gradient error", of_errors, errors)):
-        yield from line_chart(label, about, curves, max(result.steps - 1, 1), "step", ticks)
+        yield from line_chart(label, about, curves, max(result.steps - 1, 1), "step", ticks, linear=label == "Loss")
 
 
 def _curve(run: RecipeRun, values: Iterable[tuple[int, float | None]]) -> tuple[str, str, list[tuple[float, float]]]:

@@ -39,7 +39,8 @@ ISLANDS_SHOWN, PROPOSALS_SHOWN, ADVICE_SHOWN, MEMBERS_SHOWN = 6, 4, 4, 40
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
-    """Blocks of the page: verdict, at most `entries` causes to fix, plans, code that uses a plan; optional sections."""
+    """Blocks of the page: verdict, answers that the user asked for, at most `entries` causes to fix, plans, code that
+    uses a plan; optional sections."""
     seen, env = ReportView(audit), audit.environment
     where = f"on {env.device}" if env.execution == "native" else "on a CPU that emulates a GPU"
     about = f"auditor {env.auditor}, torch {env.torch}, {where}"
@@ -47,6 +48,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
         Prose(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", (about,), "title"),
         Prose("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
         Prose("", tuple(filter(None, (seen.proof, *seen.broken)))),
+        *(Prose(label, tuple(lines)) for label, lines in _asked(audit).items()),
         *_findings(audit, causes(audit), entries),
         *plans.plan_table(audit, seen.plans),
     ]
@@ -75,9 +77,12 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
             shown.append(Prose("Omitted", (f"{', '.join(left)}: see report.html, or use --format md",), "muted"))
         if _lines(shown) <= most:
             break
-    for block in sorted((block for block in shown if isinstance(block, Prose)), key=lambda block: -len(block.texts)):
-        if (over := _lines(shown) - most) > 0 and len(block.texts) > 2:
-            kept = block.texts[: max(len(block.texts) - over - 1, 1)]
+    answers = _answers(audit)
+    lists = [block for block in shown if isinstance(block, Prose)]
+    for block in sorted(lists, key=lambda block: (block.label in answers, -len(block.texts))):
+        least = answers.get(block.label, 1)
+        if (over := _lines(shown) - most) > 0 and len(block.texts) > max(least, 2):
+            kept = block.texts[: max(len(block.texts) - over - 1, least)]
             noun = {"Caution": "limitation", "Training": "recommendation"}.get(block.label, "result")
             more = f"{count(len(block.texts) - len(kept), f'more {noun}')}, in report.html"
             shown[shown.index(block)] = replace(block, texts=(*kept, more))
@@ -86,6 +91,18 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
 
 def _lines(page: list[Block]) -> int:
     return to_terminal(page, 100, False).count("\n")
+
+
+def _asked(audit: Audit) -> dict[str, Sequence[str]]:
+    """{label: its lines} for what the user asked for with an option: quantized layers, and generated tokens."""
+    return {"Quantized": quantization_lines(audit), "Tokens": generation_lines(audit)}
+
+
+def _answers(audit: Audit) -> dict[str, int]:
+    """{label: number of its first lines that are always shown}: each plan of quantization schemes, and the recommended
+    plan."""
+    schemes = len(audit.quantized_plans)
+    return {"Quantized": max(schemes, 1), "Tokens": 1 + schemes}
 
 
 def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
@@ -102,7 +119,7 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         places = [f"{_place_words(audit, cause)} ({cause.worst.rule})" for cause in avoided]
         shown = "; ".join(shorten(places, AVOIDED_SHOWN))
         yield Prose("", (f"The plan avoids, and a repair would gain no speed: {shown}.",), "muted")
-    if todo.all:
+    if todo.wanting or todo.notes:
         first, lead = todo.all[0].worst, "" if todo.wanting else "the first note, "
         command = f"to read about {lead}{first.rule}: python -m auditor explain {first.rule}"
         yield Prose("", ("; ".join([*more, command]),), "muted")
@@ -125,8 +142,6 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
     sections: dict[str, Iterable[str]] = {
         "Caution": seen.limits,
         "Training": training,
-        "Tokens": generation_lines(audit),
-        "Quantized": quantization_lines(audit),
         "Criteria": limits,
         "Score": [plans.score_headline(audit), *(f"{p.title}: {p.score}" for p in seen.plans if p.score)],
         "Times": plans.times(audit),

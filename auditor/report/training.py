@@ -33,10 +33,12 @@ def training_section(audit: Audit) -> list[Block]:
         f"The relative L2 error of a step's parameter gradients is {errors} (the largest of {count(training.batches, 'batch', 'batches')}).",
         noise * (training.noise is not None),
     )
+    code = loop_code(audit)
     return [
         Prose("", (training_words(training),), "lead"),
+        *([Code("A loop to copy", code)] if code else []),
         Prose("", about, "about"),
-        Fold("Gradients, loss scale, updates, and a loop to copy", tuple(_details(audit, training))),
+        Fold("Gradients, loss scale and updates", tuple(_details(audit, training))),
     ]
 
 
@@ -47,8 +49,6 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
         yield Prose("Loss scales in FP16.", (_window(training.fp16),))
     advice = tuple(f"{one.title}. {one.text}" for one in training.advice)
     yield Prose("What to do", advice or ("The measurements show no problem.",), listed=bool(advice))
-    if code := loop_code(audit):
-        yield Code("A loop to copy", code)
     yield from _modules(training)
     yield _movers(training)
     if training.bf16 and training.bf16.lost_adam:

@@ -20,7 +20,7 @@ from ..loading.inputs import shapes_of
 from ..measure.causes import storage_notes
 from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import kept_apart, outcome
-from ..records import Batch, NodeReport, Plan, Subject, Verification
+from ..records import Batch, InputRange, NodeReport, Plan, Subject, Verification
 from ..records.audit import FILES, Audit
 from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
@@ -28,7 +28,7 @@ from .findings import causes, repair_words
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, inputs_of, limit_line, proposal_words
 from .training import training_headline, training_words
-from .words import VERDICTS, compact, count, label, op, printable, ratio, scope, sentence, shorten, terms
+from .words import VERDICTS, compact, count, label, magnitude, op, printable, ratio, scope, sentence, shorten, terms
 
 if TYPE_CHECKING:  # else a saved audit would import the search for plans when it is shown
     from ..plan.workbench import Workbench
@@ -40,6 +40,8 @@ STEADY = 0.1
 """Share of the error budget up to which differences between FP32 runs need no warning."""
 LITTLE = 1.1
 """Speed-up below which a plan is no answer without the repair that would gain more."""
+INPUT_HEADS = ("Input", "Dtype", "Shape", "Smallest", "Largest", "Beyond FP16", "Inf or NaN")
+INPUTS = "Calibration inputs. Smallest, Largest: finite values over all batches. Beyond FP16: number of floating-point values whose magnitude exceeds 65504"
 FEW = 1000
 """Number of decisions (such as choices of topk) on a batch below which other inputs may well have flips."""
 
@@ -77,9 +79,15 @@ def _tally(audit: Audit, fmt: str) -> Tally:
     if untested == len(judged):
         said = f"{label(fmt)} was not tested on any operation."
     elif not unsafe and not sensitive:
-        tested = f"{count(len(judged) - untested, 'operation')}{' tested' if untested else ''}"
+        number = len(judged) - untested
+        tested = " tested" if untested else ""
         alone = " when tested alone" if runs else ""  # the whole model in low precision becomes non-finite
-        said = f"{label(fmt)}: none of the {tested} is unsafe or sensitive{alone}{left}."
+        if number == 1:
+            said = f"{label(fmt)}: the only operation{tested} is neither unsafe nor sensitive{alone}{left}."
+        else:
+            said = (
+                f"{label(fmt)}: none of the {count(number, 'operation')}{tested} is unsafe or sensitive{alone}{left}."
+            )
     else:  # autocast runs some operations in FP32: these are unsafe only with cast weights
         cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)
         where = f" ({'' if cast == unsafe else f'{cast:,} '}only with cast weights)" if cast else ""
@@ -119,12 +127,13 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
         if training and not training.format and any(one.is_verified and one.has_low for one in audit.plans.values()):
             return training_words(training), "Plans for inference, which are within the error budget, are below."
         proof, result = "", outcome(audit.plans, audit.use)
+        repair = "" if result == "loses" else _repair_first(audit)
         if result == "loses":
             proof = advice(audit)
         elif result == "out of reach" and any(map(runs, audit.formats)):
             looser = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
             proof = f"{looser}, or start with the findings below."
-        return " ".join(filter(None, (audit.recommendation, _repair_first(audit), trained))), proof
+        return " ".join(filter(None, (audit.recommendation, repair, trained))), proof
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     beyond = " except what autocast itself runs in FP32" * (plan.strategy == "autocast")
     apart = f", keeping {kept} in FP32" if kept else f"; nothing has to stay in FP32{beyond}"
@@ -198,6 +207,9 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
         yield "The weights are random: value ranges, and verdicts based on them, may differ for a trained model."
     if subject.synthetic_inputs:
         yield "The inputs were generated: pass real inputs with --inputs before you rely on value ranges."
+    if "fp16" in audit.formats and (large := [one for one in audit.input_ranges if one.beyond_fp16]):
+        named = ", ".join(shorten([f"`{one.name}`" for one in large], NAMED, "measurements.json"))
+        yield f"Some values of {named} are beyond the range of FP16 (65504), where they become Inf: scale the inputs, or use BF16."
     if audit.environment.execution != "native":
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
     if simulated := " or ".join(label(name) for name in audit.formats if not runs(name)):
@@ -242,11 +254,27 @@ def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
     none = "None known: the inputs are real, the weights are not random, the formats ran natively, and every operation was tested."
     return [
         Grid(("What", "How"), tuple(rows.items()), texts=2, caption="Method"),
+        Grid(INPUT_HEADS, tuple(map(_input_row, audit.input_ranges)), texts=3, caption=INPUTS),
         Prose("Limits", limits or (none,), listed=True),
         Prose("Criteria that could be set", tuple(map(proposal_words, audit.proposals)), listed=True),
         Code("Reproduce", audit.command),
         Grid(("Term", "Meaning"), tuple(terms().items()), texts=2, caption="Terms"),
     ]
+
+
+def _input_row(one: InputRange) -> tuple[str, ...]:
+    """A row of the table of inputs."""
+    low, high = ("none" if x is None else magnitude(x) for x in (one.minimum, one.maximum))
+    beyond = f"{one.beyond_fp16:,}" if one.dtype.startswith(("float", "bfloat", "complex")) else ""
+    return (
+        f"`{one.name}`",
+        one.dtype,
+        " x ".join(map(str, one.shape)) or "scalar",
+        low,
+        high,
+        beyond,
+        f"{one.nonfinite:,}",
+    )
 
 
 def noise(audit: Audit) -> dict[str, str]:

@@ -26,7 +26,7 @@ from ..records.quantization import QuantizedLayer
 from .failures import Failed, judge_failures
 from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, silent_findings, with_batches
 from .gather import gather
-from .inputs import InputRange, input_findings, is_input_cast
+from .inputs import InputMagnitudes, input_findings, is_input_cast
 from .rule import SEVERITIES, Rule
 from .verdicts import Judgement
 
@@ -89,7 +89,7 @@ def findings_of(
     select: Sequence[str],
     ignores: Sequence[Ignore],
     casts: Sequence[SilentCast] = (),
-    inputs: Sequence[InputRange] = (),
+    inputs: Sequence[InputMagnitudes] = (),
     failed: Failed = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause; precision findings on nodes that no

@@ -28,7 +28,7 @@ WHERE = {
 
 
 @dataclass(frozen=True)
-class InputRange:
+class InputMagnitudes:
     """Magnitudes of one floating-point input, over all batches. axis: column | channel | "" for an undivided input.
 
     largest: largest finite magnitude of each column or channel; 0 if all its values are zero.
@@ -39,7 +39,7 @@ class InputRange:
     largest: tuple[float, ...]
 
 
-def input_ranges(capture: Capture, subject: Subject) -> tuple[InputRange, ...]:
+def input_magnitudes(capture: Capture, subject: Subject) -> tuple[InputMagnitudes, ...]:
     """The ranges of the floating-point inputs of the graph."""
     found: dict[str, list[torch.Tensor]] = {}
     for path, batches in [(one.capture, one.batches) for one in capture.paths] or [(capture, subject.batches)]:
@@ -56,17 +56,17 @@ def _has_a_range(x: torch.Tensor) -> bool:
     return x.is_floating_point() and is_plain(x) and x.numel() > 0
 
 
-def _range_of(name: str, values: Sequence[torch.Tensor]) -> InputRange:
+def _range_of(name: str, values: Sequence[torch.Tensor]) -> InputMagnitudes:
     """The range per column (the last axis) or per channel (the second of three axes or more): of the two the axis along
     which the magnitudes differ most."""
     dims = min(x.dim() for x in values)
     whole = (max(_largest(x, ()) for x in values)[0],)
     axes = {"column": -1} if dims == 2 else {"channel": 1, "column": -1} if dims > 2 else {}
-    best = InputRange(name, "", whole)
+    best = InputMagnitudes(name, "", whole)
     for axis, dim in axes.items():
         if len({x.shape[dim] for x in values}) == 1:
             each = zip(*(_largest(x, (dim,)) for x in values), strict=True)
-            divided = InputRange(name, axis, tuple(map(max, each)))
+            divided = InputMagnitudes(name, axis, tuple(map(max, each)))
             best = max(best, divided, key=_unevenness)
     return best
 
@@ -79,7 +79,7 @@ def _largest(x: torch.Tensor, kept: tuple[int, ...]) -> list[float]:
     return finite.movedim(kept[0], 0).flatten(1).amax(1).tolist()
 
 
-def _unevenness(one: InputRange) -> float:
+def _unevenness(one: InputMagnitudes) -> float:
     """The largest magnitude divided by the median, and its inverse for the smallest; 0 for an undivided input."""
     known = [value for value in one.largest if value]
     if not one.axis or not known:
@@ -89,7 +89,7 @@ def _unevenness(one: InputRange) -> float:
 
 
 def input_findings(
-    inputs: Sequence[InputRange],
+    inputs: Sequence[InputMagnitudes],
     capture: Capture,
     rules: Sequence[Rule],
     formats: Collection[str],
@@ -139,7 +139,7 @@ def is_input_cast(policy: Policy, name: str) -> bool:
 
 def _finding(
     rule: Rule,
-    one: InputRange,
+    one: InputMagnitudes,
     columns: Sequence[int],
     fmt: str,
     where: str,
@@ -162,7 +162,7 @@ def _finding(
     return replace(made, agrees=agrees, severity="info" if agrees is False else made.severity)
 
 
-def _named(one: InputRange, columns: Sequence[int]) -> str:
+def _named(one: InputMagnitudes, columns: Sequence[int]) -> str:
     """The columns in question, in words."""
     if len(columns) == len(one.largest):
         return f"all {len(columns)} {one.axis}s"

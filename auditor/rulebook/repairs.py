@@ -34,7 +34,7 @@ def repair_of_call(code: str | None, function: str, conversion: Conversion) -> s
         arguments = _arguments_of(node, function, conversion)
         if names <= arguments.keys():
             converted = [arguments[name] for name in conversion.converted]
-            return _with(node, converted, f"{ast.unparse(arguments[conversion.target])}.dtype")
+            return _with(node, converted, f"{_closed_text(arguments[conversion.target])}.dtype")
     return None
 
 
@@ -43,7 +43,7 @@ def repair_of_module(code: str | None, attribute: str) -> str | None:
     weight's dtype; None if the line does not show the call."""
     for node in _expressions(code):
         if isinstance(node, ast.Call) and node.args and _last_name(node.func) == attribute:
-            return _with(node, [node.args[0]], f"{ast.unparse(node.func)}.weight.dtype")
+            return _with(node, [node.args[0]], f"{_closed_text(node.func)}.weight.dtype")
     return None
 
 
@@ -102,8 +102,14 @@ def _converted(argument: ast.expr, dtype: str) -> str:
     text = ast.unparse(argument)
     if isinstance(argument, ast.Call) and _last_name(argument.func) == "to" and len(argument.args) == 1:
         return f"{text[:-1]}, {dtype})"  # `x.to(y.device)` takes a dtype too
-    is_closed = isinstance(argument, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
-    return f"{text if is_closed else f'({text})'}.to({dtype})"
+    return f"{_closed_text(argument)}.to({dtype})"
+
+
+def _closed_text(expression: ast.expr) -> str:
+    """The text of an expression to which an attribute can be appended: in parentheses if need be."""
+    text = ast.unparse(expression)
+    is_closed = isinstance(expression, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+    return text if is_closed else f"({text})"
 
 
 class _Replacing(ast.NodeTransformer):

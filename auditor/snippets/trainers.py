@@ -67,7 +67,7 @@ def training_code(audit: Audit, fmt: str, plan: str | None) -> str:
 
 _LIGHTNING_NOTE = (
     "patched_model.py is in the directory of plan.json. `part` names the attribute of the LightningModule that was audited; "
-    "omit `part` if the LightningModule itself was audited. The plan applies only inside the forward of the audited module."
+    "omit `part` if the LightningModule itself was audited. The plan applies only inside calls of the audited module and its methods."
 )
 _AUTOCAST_NOTE = (
     "Other code in training_step, such as the loss, runs under Lightning's autocast, which "

@@ -23,6 +23,7 @@ from .. import offload
 from ..errors import out_of_memory
 from ..isolation.answer import answer
 from ..isolation.isolated import switch
+from ..isolation.members import enter_by
 from ..isolation.process import ieee, reseed
 from ..loading.importer import import_source
 from ..loading.placement import copy_to_device
@@ -146,6 +147,8 @@ def build_model(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     with module.user_module(module.SOURCE, module.__file__):
         reseed(settings["seed"])
     model: nn.Module = module.original()
+    if method := module.SOURCE.get("method"):
+        enter_by(model, method)
     offload.onto(model)
     switch(model, training=False)
     device = settings["device"]

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.records import FlaggedRegion
+from auditor.records import FlaggedRegion, Verdict
 from auditor.records.generation import Generation, PartShare, StoredCache, TokenComparison
+from auditor.records.quantization import QuantizedLayer, QuantizedPlan
+from auditor.report.rehearsal import render
 from auditor.report.reporters import html
 from tests.browser.conftest import AUDITS, OVERFLOW
-from tests.unit.report.factory import make_audit
+from tests.rehearsal.test_page import made
+from tests.unit.report.factory import make_audit, with_reasons
 
 pytestmark = pytest.mark.browser
 CUT_OFF = """
@@ -68,11 +71,110 @@ def test_long_names_of_modules_and_classes_fit_a_phone(page, tmp_path):
 
 def test_charts_scroll_on_a_phone(page, reports):
     page.open(reports / "usual.html", width=390, height=844)
-    cut = """[...document.querySelectorAll(".chart .scroll")].map((box) => {
+    cut = """[...document.querySelectorAll(".chart .scroll:not(:has(.small))")].map((box) => {
       const drawn = box.querySelector("svg").getBoundingClientRect().width;
       return [getComputedStyle(box).overflowX, box.scrollWidth >= Math.floor(drawn), drawn > 600, box.clientWidth < 390];
     })"""
     assert page.run(cut) == [["auto", True, True, True]]
+
+
+CUT_TABLES = """
+[...document.querySelectorAll(".scroll:has(table)")].filter((box) => {
+  const cells = [...box.querySelectorAll("tbody td")];
+  return box.scrollWidth > box.clientWidth || cells.some((e) => e.scrollWidth > e.clientWidth + 1);
+}).map((box) => box.textContent.slice(0, 80))
+"""
+
+
+def quantized(audit):
+    """The audit with a layer of a long name under a scheme, and a plan of this scheme."""
+    layer = QuantizedLayer(
+        node="linear_1",
+        scheme="int8",
+        owner="model.language_model.layers.17.self_attention.query_key_value_projection",
+        op="aten.linear.default",
+        effect=0.0123,
+        weight_effect=0.00456,
+        activation_effect=0.0114,
+        decided_by="re-run",
+        weight_error=0.00789,
+        activation_error=0.0112,
+        part="activation",
+        cause="outlier channel",
+        place="input channels 12, 1033 and 4021",
+        remedy="fp8",
+        error=0.0123,
+        verdict=Verdict("unsafe", "over the budget"),
+        saturated=1_234_567,
+        zeroed=12_345_678,
+    )
+    plan = QuantizedPlan(
+        "int8",
+        ("int8",),
+        {layer.owner: "int8", f"{layer.owner}_2": ""},
+        (),
+        8.0,
+        10**9,
+        0.5,
+        0.6,
+        1e-3,
+        2e-3,
+        1e-3,
+        None,
+        "torchao",
+    )
+    return replace(audit, quantization=(layer,), quantized_plans=(plan,))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_table_is_cut(page, tmp_path, width):
+    audit = quantized(with_reasons(make_audit(30)))
+    long = replace(audit.plans["cast_fp16"].verification, measured_error=0.0123, holds=False)
+    plans = {**audit.plans, "cast_fp16": replace(audit.plans["cast_fp16"], verification=long)}
+    (tmp_path / "report.html").write_text(html(replace(audit, plans=plans)), encoding="utf-8")
+    page.open(tmp_path / "report.html", width=width)
+    page.run("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+    assert page.run("document.querySelectorAll('#quantization table').length") >= 3
+    assert page.run(CUT_TABLES) == []
+    assert page.run(OVERFLOW) == 0
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+def test_a_rehearsal_looks_like_a_report(page, tmp_path, width, scheme):
+    (tmp_path / "rehearsal.html").write_text(render(made()), encoding="utf-8")
+    page.open(tmp_path / "rehearsal.html", width=width, scheme=scheme)
+    assert page.run(CUT_TABLES) == []
+    assert page.run(OVERFLOW) == 0
+    assert page.run("document.querySelectorAll('#loss svg').length") == 2
+    assert page.run("document.querySelector('#verdict .copy').checkVisibility()")
+    page.run("document.getElementById('theme').click()")
+    assert page.run("document.documentElement.dataset.theme") == ("light" if scheme == "dark" else "dark")
+    page.run("localStorage.clear()")
+    assert page.errors() == []
+
+
+def test_rows_of_a_table_name_their_cells_on_a_phone(page, reports):
+    page.open(reports / "usual.html", width=390)
+    cells = "[...document.querySelectorAll('#plans .columns tr:nth-child(1) td')]"
+    heads = page.run(f"{cells}.map((e) => getComputedStyle(e, '::before').content)")
+    assert heads[1:] == ['"Error, no plan"', '"Error, predicted"', '"Error, measured"', '"Low FLOPs"', '"Speed-up"']
+    page.open(reports / "usual.html", width=1280)
+    assert page.run(f"{cells}.map((e) => getComputedStyle(e, '::before').content)") == ["none"] * 6
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_chart_of_plans_is_seen_whole(page, reports, width):
+    page.open(reports / "usual.html", width=width)
+    chart = "document.querySelector('#plans svg')"
+    box = f"{chart}.closest('.scroll')"
+    assert page.run(f"{box}.scrollWidth <= {box}.clientWidth && {chart}.clientWidth > 300")
+    outside = f"""[...{chart}.querySelectorAll("text")].filter((e) => {{
+      const [own, all] = [e, {chart}].map((one) => one.getBoundingClientRect());
+      return own.left < all.left || own.right > all.right || own.top < all.top || own.bottom > all.bottom;
+    }}).map((e) => e.textContent)"""
+    assert page.run(outside) == []
+    assert page.run(f"{chart}.getAttribute('role')") == "img"
+    assert page.run(f"{chart}.querySelector('title').textContent") == "Error against speed-up"
 
 
 @pytest.mark.parametrize("name", ["usual", "large", "hostile"])

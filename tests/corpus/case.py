@@ -24,7 +24,8 @@ class Case:
 
     culprits: (ATen operation, prefix of its owner), any of which is the cause. evidence: what shows the failure:
     "static" (the operation, a literal or a dtype), "value" (magnitudes), "param" (weights or buffers), "grad".
-    tolerance: what `distance(reference, low)` may reach before people complained; NaN misses it.
+    tolerance: what `distance(reference, low)` may reach before people complained; NaN misses it. only_on_cpu: whether
+    a GPU has the kernel for want of which it fails on a CPU.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Case:
     distance: Distance = output_error
     tolerance: float = 0.05
     mode: str = "inference"
+    only_on_cpu: bool = False
 
 
 @dataclass(frozen=True)

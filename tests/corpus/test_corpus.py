@@ -59,12 +59,8 @@ def is_culprit(case: Case, node: Node) -> bool:
     return any(packet == operation and node.owner.startswith(owner) for operation, owner in case.culprits)
 
 
-OF_A_CPU = {"antialias_resize"}
-"""Cases that fail on a CPU alone, for want of a kernel that CUDA has; rule LIN005 warns of it."""
-
-
 def test_the_culprit_is_unsafe(audited: Callable[[Case], Audited]) -> None:
-    rows = [(case, fmt) for case in INFERENCE if case.name not in OF_A_CPU for fmt in case.formats]
+    rows = [(case, fmt) for case in INFERENCE if not case.only_on_cpu for fmt in case.formats]
     misses = []
     for case, fmt in rows:
         unsafe = [report.node for report in audited(case).audit.nodes if report.verdicts[fmt].verdict == "unsafe"]

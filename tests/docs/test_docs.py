@@ -26,6 +26,7 @@ from auditor.rulebook.load import load_rules
 from tests.docs.draw_architecture import page, summary
 from tests.docs.options import DOCS, HEADS, STUB, stub, written
 from tests.rules.examples import example
+from tests.rules.test_repairs import error, low, outputs
 from tests.support.capturing import captured
 from tests.support.replaying import Model
 from tests.support.structure import ORDER
@@ -101,6 +102,11 @@ def test_the_rule_shown_to_those_who_write_their_own_is_one(tmp_path):
     model, inputs = example(rule)
     toy = captured(model, *inputs)
     assert [finding.node for finding in classify(toy.capture, toy.facts, [rule])] == ["tan"]
+    assert rule.example is not None
+    repaired = dataclasses.replace(rule.example, code=rule.example.fixed)
+    fixed, _ = example(dataclasses.replace(rule, example=repaired))
+    assert error(outputs(model, inputs), low(model, inputs, "fp16", "cast")) > 0.03
+    assert error(outputs(model, inputs), low(fixed, inputs, "fp16", "cast")) < 1e-3
 
 
 # docs/command-line.md and docs/api.md against the parsers and the code: nothing missing, nothing stale.

@@ -10,7 +10,7 @@ import torch
 from auditor.isolation.draws import in_float32, may_draw
 from auditor.numerics.casting import in_float32 as computed_in_float32
 from auditor.numerics.formats import Format, format_of
-from auditor.numerics.kernels import UnsupportedInFormat, run_op
+from auditor.numerics.kernels import CUDA_ARITHMETIC, UnsupportedInFormat, run_op
 from auditor.numerics.nodes import over_tensors, tensors_in
 from tests.pretend_gpu.memory import COUNT, NAME, on_cpu, on_pretend
 from tests.support.opinfo import has_half
@@ -119,7 +119,8 @@ def _computed(op: Any, packet: str, args: Any, kwargs: Any, low: Format | None) 
     if may_draw(op):
         return in_float32(op, args, kwargs)
     if _has_number(op, args):  # which no overload takes in a tensor's place, and the name does
-        return op.overloadpacket(*args, **kwargs)
+        with CUDA_ARITHMETIC:
+            return op.overloadpacket(*args, **kwargs)
     known = KNOWN_AS.get(op, op)
     if not isinstance(known, torch._ops.OpOverload):
         return known(*args, **kwargs)

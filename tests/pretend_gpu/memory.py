@@ -31,7 +31,9 @@ class Allocator:
         self.used, self.peak, self.cached = [0] * COUNT, [0] * COUNT, [0] * COUNT
 
     def take(self, size: int, index: int) -> _Block:
-        """Raises: torch.OutOfMemoryError."""
+        """Memory for a tensor; one without entries takes none. Raises: torch.OutOfMemoryError."""
+        if not size:
+            return _Block(1)
         self.taken += 1
         if self.taken == self.failing or (self.limit is not None and self.used[index] + size > self.limit):
             raise torch.OutOfMemoryError(
@@ -40,7 +42,7 @@ class Allocator:
         self.used[index] += size
         self.cached[index] = max(0, self.cached[index] - size)
         self.peak[index] = max(self.peak[index], self.used[index])
-        block = _Block(max(size, 1))
+        block = _Block(size)
         weakref.finalize(block, self._give_back, size, index)
         return block
 

@@ -36,3 +36,19 @@ def change(model: nn.Module, other: nn.Module, x: Tensor) -> float:
     with torch.no_grad():
         reference = model(x)
         return float((other(x) - reference).norm() / reference.norm())
+
+
+def fp8_alone(model: nn.Module, path: str, least: float = 0.0) -> nn.Module:
+    """A copy of the model with one linear layer in FP8, in plain torch: a scale for each row of weight and input.
+
+    least: a lower bound of a row's largest magnitude."""
+    model = copy.deepcopy(model)
+    module = model.get_submodule(path)
+
+    def by_rows(x: Tensor) -> Tensor:
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=least) / 448
+        return (x / scale).to(torch.float8_e4m3fn).float() * scale
+
+    module.weight = nn.Parameter(by_rows(module.weight.detach()))
+    module.register_forward_pre_hook(lambda _, args: (by_rows(args[0]),))
+    return model

@@ -233,6 +233,12 @@ def test_what_is_about_memory_or_the_gpu_is_let_through_unless_that_is_the_answe
     assert not caused_by(error, TimeoutError)
 
 
+def test_a_model_that_could_not_be_restored_is_no_answer_about_an_operation() -> None:
+    with refused(AuditorError, "state-not-restored"):
+        let_through(AuditorError("a storage of 12 bytes", slug="state-not-restored"))
+    let_through(AuditorError("another reason", slug="unsupported-op"))
+
+
 def test_a_time_limit_stays_one_when_a_library_wraps_it() -> None:
     wrapped = RuntimeError("failed")
     wrapped.__cause__ = TimeoutError("60 s")

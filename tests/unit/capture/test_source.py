@@ -4,6 +4,7 @@ import functools
 import inspect
 import linecache
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -213,3 +214,23 @@ def test_where_a_call_of_a_module_raised() -> None:
     assert blamed(lambda: Mixed()(X)) == f"{HERE}:{line_of(Mixed.forward) + 1}"
     assert blamed(lambda: nn.Linear(3, 3)(X)) == ""  # all lines of it are torch's
     assert blamed(lambda: helper(X.reshape(3))) == ""  # no module was called
+
+
+def test_a_patched_model_passes_calls_on() -> None:
+    """The generated file's frames lie between the user's line and torch's: the line is the user's all the same."""
+    passing = "def forward(inner, x):\n    return inner(x)\n"
+    names: dict[str, Any] = {}
+    exec(compile(passing, "/somewhere/patched_model.py", "exec"), names)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(3, 3)
+            self.last.forward = partial(names["forward"], self.last.forward)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x)
+
+    with pytest.raises(RuntimeError) as refused:
+        Net()(X)
+    assert raised_at(refused.value) == f"{HERE}:{line_of(Net.forward) + 1}"

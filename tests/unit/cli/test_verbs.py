@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 import auditor
 from auditor import cli
+from auditor.asked import OPTIONS
 from auditor.capture.places import portable_path
 from auditor.document.read import default_directory
 from auditor.resources import errors
@@ -58,6 +61,42 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert "AssertionError" not in done.stderr
     assert done.returncode in (0, 2)
+
+
+def help_of(words, capsys):
+    """The text that `--help` prints."""
+    with pytest.raises(SystemExit) as left:
+        cli.main([*words, "--help"])
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in cli.VERBS)], ids=lambda words: " ".join(words) or "no verb")
+def test_help_fits_80_columns_and_shows_commands_that_parse(words, here, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    (here / "audits" / "all").mkdir(parents=True)
+    shown = help_of(words, capsys)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert len(shown.partition("\n\n")[0].splitlines()) <= 3  # the usage
+    examples = [line.strip() for line in shown.partition("examples:\n")[2].splitlines()]
+    assert [line[:2] for line in examples[::2]] == ["# "] * (len(examples) // 2)
+    commands = examples[1::2]
+    assert 2 <= len(commands) <= 5
+    for command in commands:
+        said = shlex.split(command.partition(" > ")[0].removeprefix("python -m auditor "))
+        verb = cli.parse(said)
+        assert isinstance(verb, cli.VERBS[words[0] if words else "audit"])
+
+
+def test_help_of_an_audit_groups_its_options(capsys):
+    for words in ([], ["audit"]):
+        shown = help_of(words, capsys)
+        titles = [f"\n{title}:\n" for title in (*cli.GROUPS, "general")]
+        starts = [shown.index(title) for title in titles]
+        assert starts == sorted(starts)
+        for title, start, end in zip(cli.GROUPS, starts, starts[1:], strict=False):
+            members = [OPTIONS[name].flag for name in cli.GROUPS[title]]
+            assert re.findall(r"(?m)^  (--[a-z-]+)", shown[start:end]) == members
 
 
 def test_the_version_is_said_by_every_verb(capsys):

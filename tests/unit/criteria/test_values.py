@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from auditor.criteria import Criterion, criteria_of
 from auditor.criteria.criterion import KINDS, Kind, floor_of
@@ -430,6 +430,47 @@ def test_a_function_has_a_limit_beside_it() -> None:
     (one,) = criteria_of({"boxes": (gap, 0.5)})
     assert (one.kind, one.limit, one.function, str(one)) == ("gap", 0.5, gap, "boxes: gap <= 0.5")
     assert len(criteria_of({"boxes": [(gap, 0.5), "iou >= 0.9"]})) == 2
+
+
+def test_higher_values_of_a_function_are_better_where_its_limit_says_so(tmp_path: Path) -> None:
+    def likeness(r: Tensor, c: Tensor) -> float:
+        return 1 - float((r - c).abs().max())
+
+    (one,) = criteria_of({"image": (likeness, ">= 0.75")})
+    assert str(one) == "image: likeness >= 0.75"
+    (one,) = criteria_for([one], 0.01, NamedTensors([torch.zeros(2)], ("image",))).each
+    assert one.best == 1.0  # for equal outputs
+    assert [one.holds(x) for x in (1.0, 0.75, 0.5, math.nan)] == [True, True, False, False]
+    assert [one.share(x) for x in (1.0, 0.875, 0.75, 0.5)] == [0.0, 0.5, 1.0, 2.0]
+    assert criteria_of({"image": (likeness, "<= 0.75")})[0].best is None
+    likeness.higher_is_better = True  # type: ignore[attr-defined]
+    assert str(criteria_of({"image": (likeness, 0.75)})[0]) == "image: likeness >= 0.75"
+    (tmp_path / "scores.py").write_text("def near(r, c):\n    return 1.0\n")
+    several = criteria_of(f"image: max_abs <= 0.5; psnr >= 40; {tmp_path / 'scores.py'}:near >= 0.9; other: kl <= 1")
+    assert [(x.output, x.how.sign) for x in several] == [
+        *[("image", "<="), ("image", ">="), ("image", ">=")],
+        ("other", "<="),
+    ]
+
+
+def test_an_infinite_best_value_counts_in_decibels() -> None:
+    one = Criterion("image", "ratio", 40.0, function=gap, best=math.inf)
+    assert [one.share(x) for x in (math.inf, 60.0, 40.0)] == pytest.approx([0.0, 0.1, 1.0])
+
+
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])
+def test_functions_get_fp32_tensors(low: torch.dtype) -> None:
+    """As features of an FP32 network, such as LPIPS, need them."""
+    network, r = nn.Linear(4, 2), normal(3, 4)
+
+    def far(r: Tensor, c: Tensor) -> float:
+        return float((network(r) - network(c)).detach().abs().max())
+
+    expected = far(r, r.to(low).float())
+    assert value(Criterion("output", "far", 1.0, function=far), r, r.to(low)) == expected
+    assert (
+        value(Criterion("output", "dtype", 1.0, function=lambda r, c: c.dtype is torch.float64), r, r.double()) == 1.0
+    )
 
 
 @pytest.mark.parametrize(

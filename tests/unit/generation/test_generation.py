@@ -34,7 +34,7 @@ from auditor.report.plans import advice
 from tests.files.test_strangers import run
 from tests.support.refusing import refused
 from tests.support.replaying import Model
-from tests.support.subjects import capture_of, seeded
+from tests.support.subjects import capture_of, normal, seeded
 from tests.support.thinned import thinned
 
 transformers = pytest.importorskip("transformers")
@@ -336,6 +336,33 @@ def test_a_cache_in_fewer_bits_gives_what_a_loop_by_hand_gives() -> None:
     kl = {stored: found.generated.kl for stored, found in caches.items()}
     assert 1e-9 < kl["bf16"] < min(kl["fp8_e4m3"], kl["int8"])
     assert caches["bf16"].saturated == 0 < caches["int8"].saturated
+
+
+def grown_by_hand(keys: Tensor, prompt: int) -> float:
+    """Share of keys [texts, tokens, size] that exceed the largest key of the prompt; each key is written once."""
+    limit = keys[:, :prompt].abs().max()
+    return float((keys.abs() > limit * (1 + 1e-6)).float().mean())
+
+
+@pytest.mark.parametrize("kind", ["grows", "has slots", "is overwritten"])
+@pytest.mark.parametrize("stored", ["int8", "fp8_e4m3"])
+def test_every_entry_of_a_cache_counts_once(kind: str, stored: str) -> None:
+    """Keys that grow with the position: 8 tokens of a prompt, and 40 more."""
+    prompt, total = 8, 48
+    keys = normal(2, total, 16, seed=3) * 1.05 ** torch.arange(total)[:, None]
+    rounding, cache = CacheRounding(stored, 2), torch.zeros(2, total if kind == "has slots" else 0, 16)
+    for first, last in [(0, prompt), *((i, i + 1) for i in range(prompt, total))]:
+        if kind == "grows":
+            cache = torch.cat([cache, keys[:, first:last]], 1)
+        elif kind == "has slots":
+            cache[:, first:last] = keys[:, first:last]
+        else:
+            cache = keys[:, first:last].clone()
+        rounding([cache])
+    assert rounding.entries == pytest.approx(keys.numel(), rel=0.02)  # an entry may be representable as it is
+    expected = grown_by_hand(keys, prompt)
+    assert expected > 0.03
+    assert rounding.beyond / rounding.entries == pytest.approx(expected, rel=0.02)
 
 
 def test_the_recommended_cache_is_the_smallest_that_meets_the_limits_beside_the_plan() -> None:

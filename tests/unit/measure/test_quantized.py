@@ -1,19 +1,25 @@
 """Layers under quantization schemes: effects against the model itself, quantized by hand, and causes that were planted."""
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor import audit
 from auditor.document.read import load
+from auditor.measure.layers import spans_of
+from auditor.numerics.quantize import fake_quantize
+from auditor.numerics.schemes import SCHEMES
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedLayer
 from auditor.report.reporters import html, text
-from tests.support.quantizing import by_hand, change
+from auditor.snippets import snippet
+from tests.support.quantizing import by_hand, change, fp8_alone
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
@@ -246,13 +252,58 @@ def test_a_planted_activation_site_is_named(bad: int) -> None:
     assert ranked[0].activation_effect > 2 * ranked[0].weight_effect
 
 
-def test_zeros_that_torchao_turns_into_nan_are_a_cause() -> None:
-    def plant(model: nn.Module) -> None:
-        model.head.weight[4] = 0.0
+def plant_zeros(model: nn.Module) -> None:
+    model.head.weight[4] = 0.0
 
-    one = layer(audited(net(plant), ids(), formats="fp8"), "head", "fp8")
-    assert (one.verdict.verdict, one.cause, one.place) == ("unsafe", "range", "a block of zeros has scale 0")
-    assert one.effect == float("inf")
+
+def test_a_row_of_zeros_is_judged_per_library() -> None:
+    """torchao turns it into NaN, so that its code leaves the layer in 16 bits; zero rows of other libraries stay zero."""
+    model, x = net(plant_zeros), ids()
+    found = audited(model, x, formats="fp8", max_error=0.2)
+    one = layer(found, "head", "fp8")
+    with torch.no_grad():
+        reference, quantized = model(x), fp8_alone(model, "head", least=1e-12)(x)
+    assert one.effect == pytest.approx(float((quantized - reference).norm() / reference.norm()), rel=1e-3)
+    assert (one.verdict.verdict, one.zero_blocks) == ("safe", "weight")
+    assert {other.zero_blocks for other in found.quantization if other.owner != "head"} == {""}
+    assert found.quantized_plans[0].layers["head"] == "fp8"
+    assert "head (fp8, a row or block of zeros becomes NaN)" in " ".join(
+        snippet(found, "torchao", "fp8").replace("\n# ", " ").split()
+    )
+    assert "'head'" in snippet(found, "compressed-tensors", "fp8").partition("'ignore'")[0]
+    shown = " ".join(text(found, width=200, color=False, most=100).split())
+    assert "torchao turns rows of zeros into NaN: the weights of head, which the code leaves in 16 bits." in shown
+
+
+def test_padding_makes_no_layer_unsafe() -> None:
+    """Token 0 is padding, whose row of the embedding is zero: one row of the inputs of `up` is zero."""
+
+    def make() -> nn.Module:
+        parts = {"embed": nn.Embedding(40, WIDTH, padding_idx=0), "up": nn.Linear(WIDTH, WIDTH, bias=False)}
+        return Model(lambda m, x: m.up(m.embed(x)), **parts)
+
+    model, x = seeded(make), ids().index_fill(1, torch.tensor([0, 1]), 0)
+    found = audited(model, x, formats="fp8", max_error=0.2)
+    one = layer(found, "up", "fp8")
+    with torch.no_grad():
+        reference, quantized = model(x), fp8_alone(model, "up", least=1e-12)(x)
+    assert one.effect == pytest.approx(float((quantized - reference).norm() / reference.norm()), rel=0.5)
+    assert (one.verdict.verdict, one.zero_blocks) == ("safe", "activation")
+    assert found.quantized_plans[0].layers["up"] == "fp8"
+    assert "activation_value_lb=1e-12, granularity=PerRow()" in snippet(found, "torchao", "fp8")
+    assert "activation_value_lb" not in snippet(
+        audited(model, ids().clamp(min=1), formats="fp8", max_error=0.2), "torchao", "fp8"
+    )
+
+
+def test_torchao_gives_nan_for_a_row_of_zeros_unless_its_scale_is_bounded() -> None:
+    torchao = pytest.importorskip("torchao.quantization.quant_primitives", exc_type=ImportError)
+    x = torch.tensor([[0.0, 0.0], [3.0, -5.0]])
+    for least, expected in ((None, math.nan), (1e-12, 0.0)):
+        scale = torchao._choose_scale_float8(x, [1, 2], hp_value_lb=least)
+        made = torchao._quantize_affine_float8(x, scale, torch.float8_e4m3fn).float() * scale
+        assert torch.equal(made[0].nan_to_num(9.0), torch.full((2,), expected).nan_to_num(9.0))
+        assert torch.equal(made[1], fake_quantize(x[1:], SCHEMES["fp8"].weight).values[0])
 
 
 def test_static_scales_come_from_all_calibration_inputs() -> None:
@@ -263,11 +314,44 @@ def test_static_scales_come_from_all_calibration_inputs() -> None:
     assert layer(together, "0", "int8_static").activation_error > 20 * apart  # of the small batch, now in large steps
 
 
+def test_padding_does_not_widen_static_scales() -> None:
+    """The padding token's embedding is a hundred times larger than any other."""
+
+    def forward(m: Any, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return m.up(m.embed(ids)) * attention_mask[..., None]
+
+    model = seeded(lambda: Model(forward, embed=nn.Embedding(40, WIDTH), up=nn.Linear(WIDTH, WIDTH)))
+    with torch.no_grad():
+        model.embed.weight[0] *= 100
+    tokens = ids().clamp(min=1).index_fill(1, torch.tensor([0, 1]), 0)
+    (low, high) = spans_of(model, ("int8_static",), [((tokens, (tokens > 0).long()), {})], 0)["up"]
+    assert max(high, -low) > 100  # a mask without its name
+    batch = ((tokens,), {"attention_mask": (tokens > 0).long()})
+    span = spans_of(model, ("int8_static",), [batch], 0)["up"]
+    values = model.embed(tokens)[tokens > 0].detach()
+    assert span == (pytest.approx(float(values.min())), pytest.approx(float(values.max())))
+
+
+def test_one_scale_for_a_depthwise_weight_loses_its_small_channels() -> None:
+    model = seeded(lambda: nn.Conv2d(16, 16, 3, groups=16, bias=False))
+    with torch.no_grad():
+        model.weight *= torch.logspace(-4, 0, 16)[:, None, None, None]
+    x = normal(2, 16, 8, 8)
+    found = audited(nn.Sequential(model), x, formats="int8_tensor,int8_weights", max_error=0.5)
+    by_tensor, by_row = (layer(found, "0", scheme) for scheme in ("int8_tensor", "int8_weights"))
+    scale = model.weight.abs().max() / 127.5
+    lost = (model.weight / scale).round() == 0
+    assert by_tensor.zeroed >= int(lost.sum()) > model.weight.numel() / 3 > by_row.zeroed
+
+
 def test_reports_and_files_show_the_layers(some: tuple[nn.Module, Audit], tmp_path) -> None:
     _, found = some
     shown = " ".join(text(found, width=200, color=False, most=100).split())
-    worst = max((x for x in found.quantization if x.scheme == "nvfp4"), key=lambda x: x.effect)
-    assert f"NVFP4: 0 of 7 layers can be quantized safely. The worst, `{worst.owner}` (" in shown
+    layers = [x for x in found.quantization if x.scheme == "nvfp4" and x.has_kernel]
+    worst = max(layers, key=lambda x: x.effect)
+    assert {x.owner for x in layers} == {owner for owner in LAYERS if owner.startswith("block.")}
+    said = "NVFP4: 0 of 4 layers can be quantized safely; no kernel fits 3 others."
+    assert f"{said} The worst, `{worst.owner}` (" in shown
     assert f"), is unsafe, with an effect of {worst.effect:.2g} on the outputs. The cause is rounding of " in shown
     assert " Remedy: do not quantize this layer." in shown
     assert "torchao: NVFP4DynamicActivationNVFP4WeightConfig()" in html(found)
@@ -275,3 +359,74 @@ def test_reports_and_files_show_the_layers(some: tuple[nn.Module, Audit], tmp_pa
     written = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["quantization"]
     assert len(written) == len(found.quantization)
     assert [x.place for x in load(tmp_path).quantization] == [x.place for x in found.quantization]
+
+
+def switch(choose: Callable[[nn.Module, Tensor], Tensor]) -> nn.Module:
+    """Eight experts that differ; `choose` weighs them."""
+    parts = {
+        "router": nn.Linear(WIDTH, 8, bias=False),
+        "experts": nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8)),
+    }
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        weights = choose(m, x)
+        return sum(expert(x) * weights[:, i, None] for i, expert in enumerate(m.experts))
+
+    model = seeded(lambda: Model(forward, **parts))
+    for expert in model.experts:
+        nn.init.normal_(expert.weight, 0, 0.3)
+    return model
+
+
+def by_argmax(m: Any, x: Tensor) -> Tensor:
+    return F.one_hot(m.router(x).argmax(-1), 8).float()
+
+
+def by_top_two(m: Any, x: Tensor) -> Tensor:
+    values, chosen = m.router(x).softmax(-1).topk(2, -1)
+    return torch.zeros(len(x), 8).scatter(-1, chosen, values / values.sum(-1, keepdim=True))
+
+
+def by_threshold(m: Any, x: Tensor) -> Tensor:
+    scores = m.router(x).softmax(-1)
+    return scores * (scores > 0.125)
+
+
+@pytest.mark.parametrize("choose", [by_argmax, by_top_two, by_threshold])
+def test_the_effect_of_a_layer_on_a_choice_is_measured(choose: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    """First order sees the weights of the chosen experts, not that others are chosen."""
+    model, x = switch(choose), normal(512, WIDTH, seed=1)
+    with torch.no_grad():
+        reference, quantized = model(x), fp8_alone(model, "router")(x)
+    alone = float((quantized - reference).norm() / reference.norm())
+    found = audited(model, x, formats="fp8", max_error=0.1)
+    router = layer(found, "router", "fp8")
+    assert router.decided_by == "re-run"
+    assert router.effect == pytest.approx(alone, rel=1e-3)
+    assert router.verdict.verdict == ("unsafe" if alone > 0.1 else "sensitive" if alone > 0.025 else "safe")
+    assert layer(found, "experts.0", "fp8").decided_by == "first-order"  # downstream of the choice
+    (one,) = found.quantized_plans
+    assert one.layers["router"] == "" or alone <= 0.1
+
+
+@pytest.mark.parametrize("jump", [lambda x: F.threshold(x, 0.3, 0.0), lambda x: F.hardshrink(x, 0.3), torch.round])
+def test_the_effect_of_a_layer_on_a_jump_is_measured(jump: Callable[[Tensor], Tensor]) -> None:
+    model = seeded(lambda: Model(lambda m, x: jump(m.layer(x)), layer=nn.Linear(WIDTH, WIDTH)))
+    x = normal(256, WIDTH, seed=1)
+    one = layer(audited(model, x, formats="fp8", max_error=10.0), "layer", "fp8")
+    with torch.no_grad():
+        reference, quantized = model(x), fp8_alone(model, "layer")(x)
+    assert one.decided_by == "re-run"
+    assert one.effect == pytest.approx(float((quantized - reference).norm() / reference.norm()), rel=1e-3)
+
+
+def test_values_of_a_top_k_without_its_indices_are_no_choice() -> None:
+    model = seeded(lambda: Model(lambda m, x: m.layer(x).topk(4, -1).values, layer=nn.Linear(WIDTH, WIDTH)))
+    found = audited(model, normal(16, WIDTH), formats="fp8", max_error=10.0)
+    assert layer(found, "layer", "fp8").decided_by == "first-order"
+
+
+def test_beyond_the_run_limit_an_effect_on_a_choice_is_untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.measure.layers.CHOICE_RUNS", 0)
+    found = audited(switch(by_top_two), normal(64, WIDTH), formats="fp8", max_error=10.0)
+    assert layer(found, "router", "fp8").verdict.verdict == "untested"

@@ -293,3 +293,8 @@ def test_an_fp32_window_makes_a_transform_compute_in_fp32(low: torch.dtype) -> N
     spectrum = run_op(aten.stft.center, (x, 6, None, None, window, True, "constant", False, None, True), {})
     assert torch.equal(spectrum, torch.stft(x.float(), 6, window=window, pad_mode="constant", return_complex=True))
     assert run_op(aten.istft.default, (spectrum, 6, None, None, window.to(low)), {}).dtype is torch.float32
+
+
+def test_numbers_that_are_made_on_another_device_stay_there() -> None:
+    made = run_op(aten.linspace.default, (-1, 1, 5), {"dtype": torch.float16, "device": torch.device("meta")})
+    assert (made.device.type, made.dtype) == ("meta", torch.float16)

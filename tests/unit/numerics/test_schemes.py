@@ -87,7 +87,8 @@ def torchao_of(name: str, part: str) -> Callable[[torch.Tensor], torch.Tensor]:
         if name == "int8_static" and not weight:
             scale = torch.full((1, 1), 3.0 / 127.5)
             return lambda x: ao.Int8Tensor.from_hp(x, ao.PerTensor(), scale=scale).dequantize()
-        return lambda x: ao.Int8Tensor.from_hp(x, ao.PerRow(), mapping).dequantize()
+        granularity = ao.PerTensor() if name == "int8_tensor" else ao.PerRow()
+        return lambda x: ao.Int8Tensor.from_hp(x, granularity, mapping).dequantize()
     if kind == "int4":
         mapping = MappingType.ASYMMETRIC if name == "int4_asymmetric" else MappingType.SYMMETRIC
         return lambda x: ao.IntxUnpackedToInt8Tensor.from_hp(
@@ -96,6 +97,10 @@ def torchao_of(name: str, part: str) -> Callable[[torch.Tensor], torch.Tensor]:
     if kind == "nvfp4":
         levels = (lambda x: None) if name == "nvfp4_one_level" else (lambda x: per_tensor_amax_to_scale(x.abs().max()))
         return lambda x: NVFP4Tensor.to_nvfp4(x, per_tensor_scale=levels(x)).dequantize(torch.float32)
+    if kind == "mxfp6":
+        of = "fp6_e3m2" if name == "mxfp6_e3m2" else "fp6_e2m3"
+        rceil = ScaleCalculationMode.RCEIL
+        return lambda x: MXTensor.to_mx(x, of, 32, scaling_mode=rceil).dequantize(torch.float32)
     element = torch.float8_e4m3fn if kind == "mxfp8" else torch.float4_e2m1fn_x2
     mode = ScaleCalculationMode(name.split("_")[1] if "_" in name else "rceil")
     return lambda x: MXTensor.to_mx(x, element, 32, scaling_mode=mode).dequantize(torch.float32)
@@ -224,3 +229,14 @@ def row_of_page(scheme: Scheme) -> str:
 def test_the_page_lists_every_scheme() -> None:
     page = (Path(__file__).parents[3] / "docs" / "quantization.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in page if line.startswith("| `")] == [row_of_page(one) for one in SCHEMES.values()]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("mxfp6", "float6_e2m3fn"), ("mxfp6_e3m2", "float6_e3m2fn")])
+def test_elements_of_mxfp6_are_those_of_ml_dtypes(name: str, dtype: str) -> None:
+    element = getattr(ml_dtypes, dtype)
+    largest = float(ml_dtypes.finfo(element).max)
+    x = torch.linspace(-largest, largest, 32 * 64).view(64, 32)
+    x[:, 0] = largest  # a scale of exactly 1
+    expected = x.numpy().astype(element).astype(np.float32)
+    assert differing(fake_quantize(x, SCHEMES[name].weight).values, expected) == 0
+    assert SCHEMES[name].weight.bits == 6.25

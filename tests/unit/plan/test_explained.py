@@ -406,7 +406,7 @@ def test_an_error_that_falls_or_stays_is_not_called_raised(
 ) -> None:
     chosen, low = Candidate(frozenset({"a"}), 0.0, 1.0), Candidate(frozenset(), 0.0, 0.9)
     space = SimpleNamespace(
-        budget=0.01, what="error", log={low.high: after}, problem=SimpleNamespace(objective="time"),
+        budget=0.01, what="error", log={low.high: after}, failures={}, problem=SimpleNamespace(objective="time"),
         before=lambda point: before, after=lambda *points: after, error=lambda point: after,
     )  # fmt: skip
     reason = modules._explain(space, chosen, low, saves, saves, False)

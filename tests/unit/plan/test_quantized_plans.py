@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor import audit
+from auditor.artefact.libraries import quantized_plan
 from auditor.asked import validate
 from auditor.criteria.measure import Criteria
 from auditor.document.read import load
@@ -28,8 +29,10 @@ from auditor.plan.costs import Cost, quantized_seconds
 from auditor.plan.quantized import QuantizedPlans
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedPlan
+from auditor.report.quantization import _remedy
 from auditor.report.reporters import html, text
 from auditor.settings import Settings
+from auditor.snippets import snippet
 from tests.support.quantizing import by_hand, change
 from tests.support.refusing import refused
 from tests.support.replaying import Model
@@ -454,10 +457,148 @@ def test_a_scheme_without_a_layer_is_an_error(model: nn.Module, x: Tensor, schem
 
 def test_reports_and_files_show_the_plans(decoder: tuple[nn.Module, Audit], tmp_path: Path) -> None:
     _, found = decoder
-    one, shown = plan(found, "fp8"), text(found, width=200, color=False)
-    assert f"layers quantized, with {one.effective_bits:.2f} bits per weight" in shown
+    one, shown = quantized_plan(found), text(found, width=200, color=False)
+    assert f"layers quantized, with {one.model_bits:.2f} bits per weight" in shown
     assert shown.count("\n") <= 40
     page = html(found)
     assert "mixed plan" in page and "Sum of single" in page
     found.save(tmp_path)
     assert load(tmp_path).quantized_plans[0].layers == found.quantized_plans[0].layers
+
+
+def cancelling() -> nn.Module:
+    """The difference of two equal layers, and a third layer."""
+    layers = {name: nn.Linear(WIDTH, WIDTH, bias=False) for name in "abc"}
+    layers["b"].weight.data.copy_(layers["a"].weight.data)
+    return Model(lambda m, x: m.a(x) - m.b(x) + 0.1 * m.c(x), **layers)
+
+
+def routed() -> nn.Module:
+    """One of two layers for each row, by the larger score."""
+    layers = {"router": nn.Linear(WIDTH, 2, bias=False), "a": nn.Linear(WIDTH, WIDTH), "b": nn.Linear(WIDTH, WIDTH)}
+    return Model(lambda m, x: torch.where(m.router(x).argmax(-1, keepdim=True) == 0, m.a(x), m.b(x)), **layers)
+
+
+@pytest.mark.parametrize("make", [twins, halves, cancelling, routed])
+@pytest.mark.parametrize("budget", [0.01, 0.1])
+def test_no_plan_quantizes_an_unsafe_layer_without_a_reason(make: Callable[[], nn.Module], budget: float) -> None:
+    x = normal(64, 2 * WIDTH if make is halves else WIDTH, seed=1)
+    found = audited(seeded(make), x, formats="fp8,int8", max_error=budget)
+    doubtful = {(one.key, one.scheme) for one in found.quantization if one.verdict.verdict in ("unsafe", "untested")}
+    for one in found.quantized_plans:
+        assert set(one.despite) == {key for key, scheme in one.layers.items() if (key, scheme) in doubtful}
+        assert all("the error is" in why for why in one.despite.values())
+        for layer in found.quantization:
+            if layer.remedy and one.layers[layer.key] == layer.scheme:
+                assert "not needed in the " in _remedy(layer, found)
+
+
+def test_layers_whose_errors_cancel_are_quantized_with_the_reason() -> None:
+    found = audited(seeded(cancelling), normal(64, WIDTH, seed=1), formats="fp8", max_error=0.1)
+    verdicts = {one.key: one.verdict.verdict for one in found.quantization}
+    assert (verdicts["a"], verdicts["b"]) == ("unsafe", "unsafe")
+    (one,) = found.quantized_plans
+    assert set(one.layers.values()) == {"fp8"}
+    assert set(one.despite) == {"a", "b"}
+    shown = " ".join(text(found, width=200, color=False, most=100).split())
+    assert "Unsafe alone, yet within the limit in this plan: a, b." in shown, shown
+
+
+def test_of_equal_bits_and_times_the_mixed_plan_has_the_smallest_error() -> None:
+    """INT8 is more accurate than FP8 for values of one magnitude, and less for a row with one large value."""
+    model, x = seeded(twins), normal(64, WIDTH, seed=1)
+    alone = {(name, s): change(model, by_hand(model, {name: s}), x) for name in "ab" for s in ("fp8", "int8")}
+    found = audited(model, x, formats="fp8,int8", max_error=0.2)
+    mixed = plan(found, "mixed")
+    assert mixed.layers == {name: min(("fp8", "int8"), key=lambda s: alone[name, s]) for name in "ab"}
+    assert mixed.error == pytest.approx(change(model, by_hand(model, mixed.layers), x), rel=1e-3)
+    for one in found.quantized_plans:
+        equal = one.effective_bits == mixed.effective_bits and one.time_share == mixed.time_share
+        assert not equal or mixed.error <= one.error
+
+
+def test_a_mixed_plan_exchanges_schemes_of_equal_bits_for_more_accurate_ones() -> None:
+    groups = [Group((str(i),), 10, {"fp8": 0.01, "int8": 0.01}) for i in range(2)]
+
+    def measure(choice: Choice) -> Run:
+        worse = ("fp8", "int8")  # the less accurate scheme of each group
+        change = torch.tensor([[0.15 if s == bad else 0.05 * bool(s) for s, bad in zip(choice, worse, strict=True)]])
+        return Run(float(change.norm()), change)
+
+    search = searching(groups, ("fp8", "int8"), measure)
+    assert search.more_accurate(("fp8", "fp8")) == ("int8", "fp8")
+    assert search.more_accurate(("int8", "fp8")) == ("int8", "fp8")
+    search.seconds = lambda choice: float(choice.count("int8"))
+    assert search.more_accurate(("fp8", "fp8")) == ("fp8", "fp8")
+
+
+def test_no_dominated_plan_is_listed_and_the_best_plan_is_the_first() -> None:
+    x = normal(64, 2 * WIDTH, seed=1)
+    found = audited(seeded(halves), x, formats="fp8,int8,nvfp4", max_error=0.05)
+    shown = " ".join(text(found, width=200, color=False, most=100).split())
+    best = min(found.quantized_plans, key=lambda one: (one.effective_bits, one.time_share or 0.0, one.error))
+    assert shown.partition("Quantized ")[2].startswith("mixed plan" if best.name == "mixed" else best.name.upper())
+    assert quantized_plan(found).name == best.name
+    for one in found.quantized_plans:
+        better = [
+            other
+            for other in found.quantized_plans
+            if any(other.layers.values())
+            and other.effective_bits <= one.effective_bits
+            and (other.time_share or 0.0) <= (one.time_share or 0.0)
+            and other.weights_bytes <= one.weights_bytes
+            and other.error < one.error
+        ]
+        title = "mixed plan" if one.name == "mixed" else f"{one.name.upper()} plan"
+        assert not better or not any(one.layers.values()) or one.dominated_by
+        assert (f"{title}: " in shown) == (not one.dominated_by)
+
+
+class Stacked(nn.Module):
+    """Four experts in one parameter, a router and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.head = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, WIDTH)
+        self.stack = nn.ParameterDict({"up": torch.randn(4, WIDTH, WIDTH) / 8})
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.router(x).softmax(-1)
+        return self.head(sum(F.linear(x, self.stack["up"][i]) * shares[:, i, None] for i in range(4)))
+
+
+def test_experts_in_one_parameter_are_named_and_count_in_the_average() -> None:
+    model = seeded(Stacked)
+    found = audited(model, normal(32, WIDTH, seed=1), formats="int8", max_error=0.5)
+    (one,) = found.quantized_plans
+    quantized = model.router.weight.numel() + model.head.weight.numel()
+    everything = sum(parameter.numel() for parameter in model.parameters())
+    assert one.effective_bits == 8.0
+    assert one.model_bits == pytest.approx(16 - 8 * quantized / everything)
+    assert one.left_out == ("stack.up",)
+    shown = " ".join(text(found, width=200, color=False, most=100).split())
+    assert f"with {one.model_bits:.2f} bits per weight on average over the whole model, and 8.00 over these" in shown
+    assert "In 16 bits, since no audited scheme can quantize them: stack.up." in shown
+    names = {}
+    exec(snippet(found, "compressed-tensors", "int8"), names)
+    assert names["QUANTIZATION_CONFIG"]["ignore"] == ["stack"]
+
+
+def test_only_choices_that_ran_are_called_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = normal(32, 2 * WIDTH, seed=1)
+    strict = audited(seeded(halves), x, formats="fp8", max_error=1e-5)
+    shown = " ".join(text(strict, width=200, color=False, most=100).split())
+    tested = strict.quantized_plans[0].tested
+    assert tested >= 2
+    assert f"since none of the {tested} tested choices of layers is within the error budget" in shown
+    monkeypatch.setattr(
+        QuantizedPlans,
+        "run",
+        lambda self, schemes, batches, by="emulation": Run(
+            math.inf if any(schemes.values()) else 0.0, torch.zeros(1, 4096)
+        ),
+    )
+    failed = audited(seeded(halves), x, formats="fp8", max_error=0.1)
+    shown = " ".join(text(failed, width=200, color=False, most=100).split())
+    assert failed.quantized_plans[0].tested == 0
+    assert "no layer is quantized, since no run with a quantized layer gave finite outputs" in shown

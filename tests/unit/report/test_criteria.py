@@ -190,15 +190,36 @@ def test_a_plan_says_which_operations_of_low_modules_run_in_fp32(name: str, kind
     assert said in html(replace(audit, plans=plans, recommended=name))
 
 
+def test_notes_that_the_measurement_contradicts_are_counted_apart():
+    audit = make_audit(60)
+    first, *others = (replace(finding, severity="info") for finding in audit.findings)
+    refuted = tuple(replace(finding, agrees=False) for finding in others)
+    found = causes(replace(audit, findings=(first, *refuted)))
+    assert (len(found.wanting), len(found.notes), found.headline) == (0, 1, "nothing to fix, 1 note")
+    assert len(found.unconfirmed) == len(found.all) - 1 > 0
+    page = html(replace(audit, findings=(first, *refuted)))
+    fold = page.partition('id="findings-unconfirmed"')[2]
+    assert fold.count('<details class="finding info"') == len(found.unconfirmed)  # all of them are there
+    none = causes(replace(audit, findings=refuted))
+    assert none.headline == "nothing to fix: the measurement confirms no finding"
+    warned = causes(replace(audit, findings=tuple(replace(one, severity="warning") for one in refuted)))
+    assert (len(warned.wanting), warned.unconfirmed) == (len(none.unconfirmed), ())  # a warning is never folded away
+
+
 def test_the_plan_that_severities_are_for_is_named():
     audit = spoken(make_audit(60), RNG001="kept")
     avoids = "The plan avoids, and a repair would gain no speed: "
-    assert avoids not in text(spoken(make_audit(60), RNG001="low"))
-    assert avoids in text(spoken(make_audit(60), RNG001="elsewhere"))
-    ends = "a problem that this plan avoids is at most a warning."
-    assert causes(audit).about == f"Severities assume FP16 under autocast, the recommended plan: {ends}"
+    warned = replace(audit, findings=tuple(replace(one, severity="warning") for one in audit.findings))
+    assert avoids not in text(spoken(warned, RNG001="low"))
+    assert avoids in text(spoken(warned, RNG001="elsewhere"))
+    assert avoids not in text(spoken(audit, RNG001="elsewhere"))  # an error is always to do
+    title = "FP16 under autocast"
+    assert causes(audit).about == f"A problem that {title}, the recommended plan, avoids is at most a warning."
     alone = replace(audit, recommended=None)
-    assert causes(alone).about == f"Severities assume FP16 under autocast, the fastest plan within the budget: {ends}"
+    told = f"A problem that {title}, the fastest plan within the budget, avoids is at most a warning."
+    assert causes(alone).about == told
+    notes = tuple(replace(finding, severity="info") for finding in audit.findings)
+    assert causes(replace(audit, findings=notes)).about == ""  # nothing to explain
     none = replace(
         audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
     )
@@ -369,6 +390,7 @@ def test_what_was_not_tested_is_not_said_to_be_neither() -> None:
         (0, "BF16: none of the 20 operations is unsafe or sensitive."),
         (1, "BF16: none of the 19 operations tested is unsafe or sensitive; 1 was not tested."),
         (3, "BF16: none of the 17 operations tested is unsafe or sensitive; 3 were not tested."),
+        (19, "BF16: the only operation tested is neither unsafe nor sensitive; 19 were not tested."),
         (20, "BF16 was not tested on any operation."),
     ):
         verdicts = [untested] * number + [safe] * (20 - number)

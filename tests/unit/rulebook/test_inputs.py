@@ -12,7 +12,7 @@ from auditor.execution.beside import first_non_finite
 from auditor.execution.policy import Policy, plain
 from auditor.loading import from_object
 from auditor.records import Audit, Finding
-from auditor.rulebook.inputs import InputRange, cast_by, input_ranges
+from auditor.rulebook.inputs import InputMagnitudes, cast_by, input_magnitudes
 from auditor.rulebook.load import load_rules
 from tests.rules.examples import example
 from tests.rules.test_repairs import BUDGET, code_of, error, low, outputs
@@ -121,8 +121,8 @@ def test_columns_are_the_last_axis_and_channels_the_second(shape: tuple[int, ...
     x.select(dim, 3).mul_(1e5)
     model = Function(lambda x: x + 1)
     subject = from_object(model, [(x,), (2 * x,)])
-    (found,) = input_ranges(captured(model, x).capture, subject)
-    assert found == InputRange("inputs_0", axis, (2.0, 2.0, 2.0, 2e5))
+    (found,) = input_magnitudes(captured(model, x).capture, subject)
+    assert found == InputMagnitudes("inputs_0", axis, (2.0, 2.0, 2.0, 2e5))
 
 
 def test_strategies_that_cast_an_input() -> None:

@@ -308,6 +308,7 @@ PRODUCT = Conversion(("other",), "self", ("self", "other"))
         ("x.masked_scatter(m, y.to(x.device))", "masked_scatter", FILL, "x.masked_scatter(m, y.to(x.device, x.dtype))"),
         ("return a @ b", "matmul", PRODUCT, "a @ b.to(a.dtype)"),
         ("if torch.matmul(a, b).any():", "matmul", PRODUCT, "torch.matmul(a, b.to(a.dtype))"),
+        ("return a * 2 @ b", "matmul", PRODUCT, "a * 2 @ b.to((a * 2).dtype)"),
         ("x.masked_scatter(", "masked_scatter", FILL, None),
         ("y = g(x)", "matmul", PRODUCT, None),
         (None, "matmul", PRODUCT, None),

@@ -80,7 +80,7 @@ def hostile() -> Page:
 def test_names_from_the_model_add_no_markup(hostile: Page) -> None:
     tags = [tag for tag, _ in hostile.tags]
     assert "img" not in tags
-    assert tags.count("script") == 8  # theme, data, findings, table, measures, graph, its view, page
+    assert tags.count("script") == 9  # theme, data, page, findings, table, measures, graph, its view, report
     assert not [name for _, attrs in hostile.tags for name in attrs if name.startswith("on")]
     assert "<script>alert(1)</script>" in hostile.text
 

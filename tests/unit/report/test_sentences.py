@@ -1,0 +1,77 @@
+"""Sentences with numbers that say nothing, or that hide what was asked for: what is said instead."""
+
+from dataclasses import replace
+
+import pytest
+
+from auditor.records import Verdict
+from auditor.records.generation import Generation, PartShare, TokenComparison
+from auditor.records.plan import MemoryUse
+from auditor.records.quantization import QuantizedPlan
+from auditor.report.generation import generation_lines, generation_section
+from auditor.report.reporters import LINES, text
+from auditor.report.view import ReportView
+from tests.unit.report.factory import make_audit
+
+
+def tokens(**values):
+    return TokenComparison(kl=4e-7, flips=0.0, **values)
+
+
+def generated(audit, one):
+    """The audit, with tokens that every plan decoded."""
+    plans = {name: replace(plan, generated=one) for name, plan in audit.plans.items()}
+    return replace(audit, plans=plans, generation=Generation(20, 64, 1280))
+
+
+@pytest.mark.parametrize(
+    ("flips", "said"), [(3.25e-7, "(fewer than 0.01 predicted)"), (0.0, "(0 predicted)"), (1.234, "(1.23 predicted)")]
+)
+def test_a_prediction_of_no_meaning_is_a_bound(flips, said):
+    audit = generated(make_audit(12), tokens(predicted_flips=flips, parts=(PartShare("head", 0.5, 3, flips / 2),)))
+    assert said in generation_lines(audit)[0]
+    lifts = any("With this part in FP32" in line for line in generation_lines(audit))
+    assert lifts is (flips > 0.01)
+    assert "e-07" not in str(generation_section(audit))
+
+
+def test_the_only_operation_is_not_counted_against_none():
+    audit = make_audit(12, formats=("bf16",))
+    verdict = {"bf16": Verdict("safe", "")}
+    audit = replace(audit, nodes=tuple(replace(node, verdicts=verdict) for node in audit.nodes[:1]))
+    (tally,) = ReportView(audit).tallies
+    assert tally.sentence == "BF16: the only operation is neither unsafe nor sensitive."
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (14_900_000, "14.9MB, as in FP32"),
+        (14_940_000, "14.9MB, as in FP32"),
+        (7_000_000, "7MB instead of 14.9MB in FP32"),
+    ],
+)
+def test_equal_memory_is_not_instead_of_the_same(own, said):
+    audit = make_audit(12)
+    name = audit.recommended
+    plan = replace(audit.plans[name], memory=MemoryUse(own, 0), fp32_memory=MemoryUse(14_900_000, 0))
+    (view,) = (one for one in ReportView(replace(audit, plans={**audit.plans, name: plan})).plans if one.recommended)
+    assert view.memory == said
+    assert f"Predicted memory: {said}." in " ".join(text(replace(audit, plans={name: plan})).split())
+
+
+def test_answers_that_an_option_asked_for_come_first_and_whole():
+    schemes = ("int8", "fp8", "nvfp4")
+    rest = ((), 8.0, 10**9, 0.5, 0.6, 1e-3, 2e-3, 1e-3, None, "torchao")
+    plans = tuple(
+        QuantizedPlan(name, (name,), {"head": name}, *rest, generated=tokens(predicted_flips=None)) for name in schemes
+    )
+    audit = replace(generated(make_audit(60), tokens(predicted_flips=0.5)), quantized_plans=plans)
+    shown = text(audit, width=100)
+    first = "\n".join(shown.splitlines()[:24])
+    assert len(shown.splitlines()) <= LINES + 8  # the answers stay, whatever else is asked for
+    for title in ("INT8 plan", "FP8 plan", "NVFP4 plan"):
+        assert f"{title}: 1 of 1 layer quantized" in first
+        assert f"{title}: KL divergence" in first
+    assert "FP16 under autocast: KL divergence" in first
+    assert shown.index("Verdict") < shown.index("Quantized") < shown.index("Tokens") < shown.index("To do")
