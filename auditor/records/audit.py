@@ -175,6 +175,11 @@ class Audit:
 
         return summary(self)
 
+    @property
+    def plan(self) -> Plan | None:
+        """The recommended plan; None if the audit recommends FP32."""
+        return self.plans.get(self.recommended or "")
+
     def to_dict(self) -> dict[str, Any]:
         """The contents of `plan.json`: decisions and their reasons."""
         from ..document.codec import to_plan

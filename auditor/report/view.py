@@ -26,7 +26,7 @@ from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
 from .findings import causes, repair_words
 from .origins import at, nonfinite_runs
-from .plans import PlanView, advice, inputs_of, limit_line, proposal_words
+from .plans import PlanView, advice, gpu_only_words, inputs_of, limit_line, proposal_words
 from .training import training_headline, training_words
 from .words import VERDICTS, compact, count, label, op, printable, ratio, scope, sentence, shorten, terms
 
@@ -200,6 +200,8 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
         yield "The inputs were generated: pass real inputs with --inputs before you rely on value ranges."
     if audit.environment.execution != "native":
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
+    if audit.plan is not None and audit.plan.gpu_only is not None:
+        yield gpu_only_words(audit.plan)
     if simulated := " or ".join(label(name) for name in audit.formats if not runs(name)):
         yield f"torch cannot compute in {simulated}: results were rounded to the format, and plans in the format were not run."
     if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
