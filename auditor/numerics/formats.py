@@ -128,8 +128,8 @@ def auditable() -> tuple[str, ...]:
 def format_called(given: object) -> object:
     """The format's name, for its name in any case, torch's dtype or the dtype's name: `torch.float16`, `float16` and
     `half` are `fp16`. Other values are returned unchanged."""
-    names = {"half": "fp16", **{row.storage: row.name for row in reversed(FORMATS.values()) if row.storage}}
-    names |= {name: name for name in FORMATS}
+    stored = {row.storage: row.name for row in reversed([*FORMATS.values()]) if row.storage}
+    names = {"half": "fp16", **stored, **{name: name for name in FORMATS}}
     return names.get(str(given).removeprefix("torch.").lower(), given)
 
 

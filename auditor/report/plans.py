@@ -103,7 +103,7 @@ def about_plan(plan: Plan) -> list[Block]:
     use = f"auditor.apply(model, plan)  # or: patched_model.build(plan={plan.name!r})"
     if plan.program is not None:
         use = f"torch.export.load({plan.program.file!r}).module()"
-    page = [
+    page: list[Block] = [
         Prose(f"Plan {plan.name}: {plan_title(plan)}, {verdict}", (sentence(detail),), "title"),
         Prose("Gain", (sentence(", ".join(gain)),) if gain else ()),
         Prose("Device", (gpu_only_words(plan),)),
