@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -207,8 +207,9 @@ def _alias_of(tensor: torch.Tensor) -> torch.Tensor:
     themselves, which resizing changes, so its alias has others in the same memory."""
     if tensor.layout not in _COMPRESSED:
         return tensor.data
-    parts = (*places(tensor), tensor.values())
-    return torch.sparse_compressed_tensor(*parts, tensor.shape, layout=tensor.layout, check_invariants=False)
+    compressed, plain = places(tensor)
+    same = partial(torch.sparse_compressed_tensor, size=tensor.shape, layout=tensor.layout, check_invariants=False)
+    return same(compressed, plain, tensor.values())
 
 
 def _write(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:

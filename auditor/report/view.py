@@ -221,13 +221,12 @@ def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
 
 
 def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
-    """How the audit was made: inputs, weights, graph, device, duration, its limitations, and suggested criteria."""
-    env, subject, seconds = audit.environment, audit.subject, audit.environment.seconds
+    """How the audit was made: inputs, weights, graph, device, its limitations, and suggested criteria."""
+    env, subject = audit.environment, audit.subject
     graph = {"run": "one recorded run", "path": "the path that these inputs take"}.get(audit.capture_method, "")
     if any(report.node.batch != 1 for report in audit.nodes):
         graph = "a recorded run of each path that the batches take"
     native = "formats run natively" if env.execution == "native" else "GPU arithmetic emulated on a CPU"
-    spent = ", ".join(f"{stage} {time:.1f} s" for stage, time in seconds.items())
     rows = {
         "Target": subject.target,
         "Inputs": f"{subject.inputs_source}: {', '.join(audit.inputs) or 'none'}",
@@ -238,8 +237,6 @@ def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
         "Measure": f"{audit.metric}, budget {audit.max_error:g}",
         **noise(audit),
         "Versions": f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}",
-        "Time": f"{sum(seconds.values()):.1f} s: {spent}" if seconds else "not recorded",
-        **({"Memory": env.held} if env.held else {}),
     }
     none = "None known: the inputs are real, the weights are not random, the formats ran natively, and every operation was tested."
     return [
