@@ -38,7 +38,7 @@ memory or flops) that low precision in this scope is predicted to save. `keep` n
 in a low-precision scope and the modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), except for
 in-place calls. Matrix products of their results run in low precision. `fp32_output` names functions whose matrix
 products have low-precision inputs and FP32 output. `gpu_only` is what the model raises on the audit's CPU: such a plan
-runs on a GPU, or inside `with auditor.emulate("cuda"):`. Errors are relative to FP32.
+runs on a GPU, or where a GPU is emulated. Errors are relative to FP32.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..isolation.members import unwrap_model
-from ..loading.importer import as_script, digest_of, import_source, root_of
+from ..loading.importer import as_script, digest_of, import_source, root_of, with_names
 from ..loading.statedicts import load_state, read_checkpoint
 
 
@@ -22,7 +22,8 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
     Raises: ValueError or FileNotFoundError if the source or the checkpoint has changed.
     """
-    with user_module(source, file) as made:
+    with user_module(source, file) as module:
+        made = module
         for part in source["symbol"].split("."):
             if not hasattr(made, part):
                 where = source["path"] or source["module"]
@@ -32,7 +33,8 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
             made = getattr(made, part)
         if source["kind"] != "instance":
             folder = (str(locate(source["folder"], file)),) if source.get("folder") and not args else ()
-            made = made(*folder, *(args or source["init_args"]), **(kwargs or source["init_kwargs"]))
+            args = args or with_names(tuple(source["init_args"]), module)
+            made = made(*folder, *args, **(kwargs or with_names(dict(source["init_kwargs"]), module)))
         else:
             with contextlib.suppress(Exception):  # the source module keeps the unpatched model, if it can be copied
                 made = copy.deepcopy(made)

@@ -35,7 +35,8 @@ from .rehearse import Rehearse
 from .verbs import PROGRAM, Apply, Audit, Diff, Explain, ExplainLayer, Fleet, Rules, Snippet, Verb, WithTarget
 
 EPILOG = """\
-TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments: model.py:Net(width=8).
+TARGET is path/to/model.py[:symbol] or package.module[:symbol]; a symbol may take arguments, also names of
+the file: model.py:Net(width=8), 'model.py:GPT(GPTConfig(n_layer=2))'.
 TARGET can also be timm:NAME or hf:NAME_OR_PATH, if timm or transformers is installed.
 exit code: 0 success; 1 a finding at or above --fail-on, or no plan within --max-drop; 2 error;
   130 interrupted

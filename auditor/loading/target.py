@@ -23,7 +23,7 @@ from ..errors import CallbackError, LoadError, describe, first_line, let_through
 from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute
 from ..records import Progress
-from .importer import as_script, import_source, root_of
+from .importer import NAME, as_script, import_source, root_of
 
 T = TypeVar("T")
 
@@ -231,19 +231,52 @@ def _is_elsewhere(folder: Path) -> bool:
 
 
 def _split_call(symbol: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """`Net(3, width=8)` -> ("Net", (3,), {"width": 8}); arguments are literals, nothing is evaluated."""
+    """`Net(3, width=8)` -> ("Net", (3,), {"width": 8}); nothing is evaluated. Arguments are literals, names of the
+    model's file, and calls of these names: `GPT(GPTConfig(n_layer=2))`, see `importer.with_names`."""
     if "(" not in symbol:
         return symbol, (), {}
     try:
         tree = ast.parse(symbol, mode="eval").body
         if not isinstance(tree, ast.Call) or any(keyword.arg is None for keyword in tree.keywords):
             raise ValueError
-        args = tuple(ast.literal_eval(argument) for argument in tree.args)
-        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in tree.keywords}
+        args, kwargs = _arguments(tree)
     except (SyntaxError, ValueError) as error:
-        hint = "write name(1, width=8) with plain numbers, strings, lists or dicts"
+        hint = "write name(1, width=8) with numbers, strings, lists, dicts, or names of the file as in GPT(Config(n=2))"
         raise LoadError(f"cannot read the arguments in {symbol!r}: {hint}", slug="bad-target") from error
     return ast.unparse(tree.func), args, kwargs
+
+
+def _arguments(tree: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if any(keyword.arg is None for keyword in tree.keywords):
+        raise ValueError("** is not supported")
+    args = tuple(_argument(node) for node in tree.args)
+    return args, {str(keyword.arg): _argument(keyword.value) for keyword in tree.keywords}
+
+
+def _argument(node: ast.expr) -> Any:
+    """The value of a literal; for a name or a call, a dict that `importer.with_names` reads. Raises: ValueError."""
+    match node:
+        case ast.Call():
+            args, kwargs = _arguments(node)
+            return {NAME: _dotted(node.func), "args": args, "kwargs": kwargs}
+        case ast.Name() | ast.Attribute():
+            return {NAME: _dotted(node)}
+        case ast.List():
+            return [_argument(item) for item in node.elts]
+        case ast.Tuple():
+            return tuple(_argument(item) for item in node.elts)
+        case ast.Dict() if None not in node.keys:
+            keys = [ast.literal_eval(key) for key in node.keys if key is not None]
+            return dict(zip(keys, map(_argument, node.values), strict=True))
+    return ast.literal_eval(node)
+
+
+def _dotted(node: ast.expr) -> str:
+    """`torch.float32` as text. Raises: ValueError for anything but names and dots."""
+    text = ast.unparse(node)
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise ValueError(f"{text} is not a name")
+    return text
 
 
 def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:
