@@ -47,14 +47,29 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
 @contextmanager
 def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
-    """Import the user's module; in the body, `sys.path` and `sys.argv` have the audit's values."""
+    """Import the user's module; in the body, `sys.path`, `sys.argv` and the working directory are as in the audit.
+
+    Raises: FileNotFoundError for a relative path of the user's code if the audit's working directory is not there.
+    """
+    file = str(Path(file).resolve())
     name, path = source["module"] or Path(source["path"]).stem, None
-    folders = [Path(file).resolve().parent / source["working_directory"]] if source["working_directory"] else []
+    folders = [Path(file).parent / source["working_directory"]] if source["working_directory"] else []
+    at = folders[0].resolve() if folders else Path.cwd()
     if source["path"]:
         path = locate(source["path"], file, source["digest"])
         folders = [Path(root_of(name, path)), *folders, path.parent]
-    with as_script([str(path or name), *source.get("words", ())], [str(folder.resolve()) for folder in folders]):
-        yield import_source(name, path)
+    words = [str(path or name), *source.get("words", ())]
+    with as_script(words, [str(folder.resolve()) for folder in folders]):
+        try:
+            with contextlib.chdir(at) if at.is_dir() else contextlib.nullcontext():
+                yield import_source(name, path)
+        except FileNotFoundError as error:
+            if at.is_dir() or not isinstance(error.filename, str) or Path(error.filename).is_absolute():
+                raise
+            where = f"{error.filename!r}, relative to the directory of the audit, {at}, which is missing"
+            hint = f"build where this path exists, or correct `working_directory` in SOURCE in {file}"
+            said = f"{path or name} opens {where}: {hint}"
+            raise FileNotFoundError(said) from error
 
 
 def locate(where: str, file: str, digest: str | None = None) -> Path:
