@@ -5,27 +5,32 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import linecache
 import re
 import shlex
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from ..capture.regions import written_as_meant
 from ..capture.source import Place, kind_of, line_of
-from ..errors import CallbackError, LoadError, describe, first_line, let_through, origin_of
+from ..errors import CallbackError, LoadError, describe, first_line, let_through, origin_of, printable
 from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute
 from ..records import Progress
 from .importer import NAME, as_script, import_source, root_of
 
 T = TypeVar("T")
+
+SLOW = 10.0
+"""Seconds of an import after which the running line is named."""
 
 _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", re.DOTALL)
 
@@ -117,7 +122,8 @@ def import_target(target: Target) -> ModuleType:
     Raises: LoadError(slug="missing-target" | "syntax-error" | "missing-package" | "import-raises").
     """
     try:
-        return import_source(target.module, target.path)
+        with _named_if_slow(target):
+            return import_source(target.module, target.path)
     except (Exception, SystemExit) as error:
         failure = LoadError(f"importing {target.label} raised {blame(error)}", "import-raises")
         if isinstance(error, SyntaxError):
@@ -130,6 +136,39 @@ def import_target(target: Target) -> ModuleType:
             hint = "install it in the environment that runs the audit"
             failure = LoadError(f"{target.label} needs {error.name!r}, which is missing: {hint}", "missing-package")
         raise failure from error
+
+
+@contextmanager
+def _named_if_slow(target: Target) -> Iterator[None]:
+    """If the body, an import, takes more than SLOW seconds, say which line of the file runs, and what to do: a script may
+    train when it is imported."""
+    importing = threading.get_ident()
+
+    def name_line() -> None:
+        frames = traceback.walk_stack(sys._current_frames().get(importing))
+        own = [(frame, line) for frame, line in frames if _is_module_of(frame, target)]
+        if own:
+            frame, line = own[-1]
+            place = f"{Path(frame.f_code.co_filename).name}:{line}"
+            code = linecache.getline(frame.f_code.co_filename, line).strip()
+            hint = 'move code that trains under `if __name__ == "__main__":`, or name a file that only builds the model'
+            said = f"importing {target.label} has taken {SLOW:g} seconds, now at {place} ({code[:60]}): {hint}"
+            print(f"warning: {printable(said)}", file=sys.stderr)
+
+    timer = threading.Timer(SLOW, name_line)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _is_module_of(frame: FrameType, target: Target) -> bool:
+    """Whether the frame runs the top level of the target's module."""
+    is_named = frame.f_globals.get("__name__") == target.module
+    is_file = target.path is not None and frame.f_code.co_filename == str(target.path)
+    return frame.f_code.co_name == "<module>" and (is_named or is_file)
 
 
 @contextmanager
