@@ -20,6 +20,10 @@ _API = {
 __all__ = ["Audit", "__version__", "apply", "audit", "emulate", "load", "load_plan", "rehearse", "snippet"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     """Import public names on first use, so that `python -m auditor --help` does not import torch."""
     if name not in _API:

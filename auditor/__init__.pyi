@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import Any
 
+import torch
 from torch import nn
 
 from .capture.emulation import emulate as emulate
@@ -21,7 +22,7 @@ def audit(
     example_inputs: Any,
     *,
     kwargs: dict[str, Any] | None = None,
-    formats: str | Iterable[str] = ("fp16", "bf16"),
+    formats: str | torch.dtype | Iterable[str | torch.dtype] = ("fp16", "bf16"),
     strategies: str | Iterable[str] = ("autocast", "cast"),
     max_error: float = 0.01,
     criteria: Any = (),

@@ -22,12 +22,28 @@ from .settings import Settings, options_of
 from .training.objective import training_subject
 
 
+class _Signature(inspect.Signature):
+    """A signature that `help()` shows in one line; editors and notebooks read its parameters."""
+
+    def __str__(self) -> str:
+        return self.format()
+
+    def format(self, **how: Any) -> str:
+        return "(model, example_inputs, **options) -> Audit"
+
+
 def audit(model: nn.Module | Callable[..., Any], example_inputs: Any, **asked: Any) -> Audit:
     """Audit a model on example inputs; the audit leaves the model unchanged, bit for bit. Raises: AuditorError.
 
+        audit = auditor.audit(model, inputs, formats="bf16", max_error=0.01)
+        print(audit, audit.plan)  # verdict and evidence; the recommended plan
+        audit.save("audits/net")  # report.html, patched_model.py and more
+        model = auditor.apply(model, audit)
+
     model: an nn.Module, or one of its methods, such as `model.decode`, which the audit then calls instead of the model.
     example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such tuples or dicts
-    (batches).
+    (batches). The options, all keyword arguments:
+
     """
     if (bound := method_of(model)) is not None:
         with called_by(*bound) as owner:
@@ -71,7 +87,7 @@ _asked = [
     if name in options_of(Settings)
 ]
 _own = [*inspect.signature(audit).parameters.values()][:2]
-audit.__signature__ = inspect.Signature([*_own, *_asked], return_annotation=Audit)  # type: ignore[attr-defined]
-audit.__doc__ = f"{audit.__doc__}\n" + "".join(
+audit.__signature__ = _Signature([*_own, *_asked], return_annotation=Audit)  # type: ignore[attr-defined]
+audit.__doc__ = f"{str(audit.__doc__).rstrip()}\n\n" + "".join(
     f"    {name}: {one.help}.\n" for name, one in options_of(Settings).items()
 )

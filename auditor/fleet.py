@@ -26,7 +26,7 @@ from .document.codec import PLAN
 from .document.compare import compare, regressions, settings
 from .document.read import load
 from .errors import AuditorError, describe
-from .processes import GRACE, HERE, Process, how_ended, wait_until
+from .processes import GRACE, HERE, PARENT, Process, how_ended, wait_until
 from .records import Audit, Plan, folder
 from .report import diff
 from .report.blocks import environment
@@ -221,7 +221,7 @@ def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outc
     start, asked = time.monotonic(), task.asked
     command = [sys.executable, "-m", "auditor", *task.words, "--out", str(task.directory.absolute()), "--quiet"]
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
-    environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path}
+    environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path, PARENT: str(os.getpid())}
     process = Process(command, cwd=task.folder, env=environment)
     try:
         is_in_time = wait_until(lambda: process.poll() is not None or unwanted(), task.limit)

@@ -42,7 +42,7 @@ from .plan.quantized import QuantizedPlans
 from .plan.recommend import recommend
 from .plan.repairs import predict_repairs
 from .plan.scores import InFp32, in_fp32
-from .plan.verified import failed_runs, mark_unsafe, run_held_choices, timed_plans, today_of
+from .plan.verified import failed_runs, mark_unsafe, note_gpu_only, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench, in_unit
 from .records import Audit, Environment, Finding, Subject, Weight
 from .records.audit import Provenance
@@ -178,7 +178,7 @@ def _make_plans(
         baselines = planner.baselines()
         today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
-        plans = planner.plans()
+        plans = note_gpu_only(bench, planner.plans())
     if options.schemes:
         with stages("schemes", "find the fewest bits per weight within the error budget"):
             making = QuantizedPlans(bench, score)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,20 +26,148 @@ HERE = str(Path(__file__).resolve().parents[1])
 LOOK, GRACE = 0.02, 10.0
 """Seconds between two checks of a process, and seconds that an ending process has to clean up."""
 
+SOON, LAST = 0.6, 0.3
+"""Seconds that the process of an interrupted command has to clean up, and further seconds until all of it has ended."""
+
+MOST_FILES = 65_536
+"""Number of file descriptors that a process is assumed to have at most."""
+
+PARENT = "AUDITOR_PARENT"
+"""Environment variable with the number of the process that started a command, if the command must end with it."""
+
 INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+_interrupted = False
+_children: set[int] = set()
+"""Forked processes that `supervise` waits for."""
+
+
+def is_interrupted() -> bool:
+    """Whether a signal has interrupted this process: an exception that follows may be a consequence."""
+    return _interrupted
+
+
+def open_streams() -> None:
+    """Open the standard streams that the caller has closed, as `>&-` does, on the null device."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115 - for the whole process
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+def end_with(parent: int) -> None:
+    """Let the system kill this process as soon as its parent process, of this number, has ended, even by SIGKILL. Where
+    the system cannot, a thread looks for it."""
+    if _set_death_signal(signal.SIGKILL):
+        if os.getppid() != parent:  # it had ended before
+            os.kill(os.getpid(), signal.SIGKILL)
+    elif hasattr(signal, "SIGKILL"):
+        threading.Thread(target=_wait_for_end_of, args=(parent,), name="auditor-parent", daemon=True).start()
+
+
+def outlive_parent() -> None:
+    """Undo `end_with` in the thread that called it, for a process that cleans up after its parent and then ends."""
+    _set_death_signal(0)
+
+
+def _set_death_signal(number: int) -> bool:
+    """Ask Linux to send this process a signal when its parent ends, 0 for none; return whether that worked."""
+    if not sys.platform.startswith("linux"):
+        return False
+    from ctypes import CDLL
+
+    pr_set_pdeathsig = 1  # of sys/prctl.h
+    return int(CDLL(None).prctl(pr_set_pdeathsig, int(number))) == 0
+
+
+def _wait_for_end_of(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LAST)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _start_watchdog(pipe: int) -> None:
+    """Start a process that ends this one once nobody can read what is written to a pipe, because the process there has
+    ended. It needs no interpreter lock here, which native code may hold for seconds."""
+    watched = os.getpid()
+    its_end, own_end = os.pipe()  # the system closes `own_end` when this process ends
+    between = os.fork()
+    if between == 0:
+        if os.fork() == 0:  # a child of nobody here, so that user code which waits for its children does not meet it
+            os.close(own_end)
+            _watch(watched, its_end, pipe)
+        os._exit(0)
+    os.close(its_end)
+    os.waitpid(between, 0)
+
+
+def _watch(watched: int, its_end: int, pipe: int) -> NoReturn:
+    """In the watchdog: wait until either process has ended. If it is the other one, send the watched process SIGTERM, to
+    clean up, and SIGKILL after LAST seconds."""
+    try:
+        ignore_signals()
+        first, last = sorted((its_end, pipe))
+        for low, high in ((0, first), (first + 1, last), (last + 1, MOST_FILES)):
+            os.closerange(low, high)
+        ends = select.poll()
+        for descriptor in (its_end, pipe):
+            ends.register(descriptor, 0)  # for no event but the end of the other side
+        if its_end not in dict(ends.poll()):
+            os.kill(watched, signal.SIGTERM)
+            ends.unregister(pipe)
+            if not ends.poll(1000 * LAST):
+                os.kill(watched, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def end_with_caller() -> None:
+    """End with the process that started this command, if that process has asked for it in the environment."""
+    if parent := os.environ.pop(PARENT, ""):
+        end_with(int(parent))
+
+
+def stop_at_once(number: int = 0, frame: FrameType | None = None) -> NoReturn:
+    """Kill the forked processes and end this one, as interrupted."""
+    for child in _children:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    with suppress(OSError):
+        os.write(2, b"interrupted\n")
+    os._exit(130)
 
 
 def ignore_signals() -> None:
     """Ignore SIGINT, SIGTERM and SIGHUP: nothing may stop a cleanup, or change the exit code of a finished command."""
+    if is_interrupted() and hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)
     for number in INTERRUPTIONS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def unwind_on_signals() -> None:
-    """Make the first SIGINT, SIGTERM or SIGHUP raise KeyboardInterrupt, so that the process can clean up."""
+    """Make the first SIGINT, SIGTERM or SIGHUP raise KeyboardInterrupt, so that the process can clean up.
+
+    Another signal ends this process at once, and so does the end of a second: code may have caught the exception. A
+    forked process ignores further signals, since its parent process ends it.
+    """
+    own = os.getpid()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        global _interrupted
+        _interrupted = True
         ignore_signals()
+        if os.getpid() == own:
+            for number in INTERRUPTIONS:
+                signal.signal(number, stop_at_once)
+            if hasattr(signal, "setitimer"):
+                signal.signal(signal.SIGALRM, stop_at_once)
+                signal.setitimer(signal.ITIMER_REAL, SOON + LAST)
         sys.unraisablehook = lambda unraised: None  # for a signal that arrives while Python runs a callback
         raise KeyboardInterrupt
 
@@ -98,10 +228,14 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
     AuditorError(slug="timed-out" | "process-ended"); KeyboardInterrupt, if either process is interrupted.
     """
     here, there = Pipe(duplex=False)
-    sys.stderr.flush()
+    if sys.stderr is not None:
+        sys.stderr.flush()
     if (child := os.fork()) == 0:
         here.close()
+        _children.clear()
+        _start_watchdog(there.fileno())
         _run_child(run, there)
+    _children.add(child)
     there.close()
     ended: list[int] = []  # the child's exit code, once it has ended
     where, since = "", time.monotonic()
@@ -131,7 +265,8 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not has_ended():
                 os.kill(child, number)
-                wait_until(has_ended, GRACE)
+                wait_until(has_ended, SOON if is_interrupted() else GRACE)
+        _children.discard(child)
     (code,) = ended
     why = "native code (outside Python) crashed"
     if code >= 0:

@@ -20,7 +20,7 @@ from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
 from .criteria import criteria_of
 from .errors import AuditorError
 from .numerics.devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
-from .numerics.formats import DEFAULT, auditable, runs
+from .numerics.formats import DEFAULT, auditable, format_called, runs
 from .numerics.schemes import SCHEMES
 from .records.measure import CODE, Ignore
 from .records.plan import DIRECTIONS
@@ -97,6 +97,13 @@ def split_names(given: Any) -> Any:
     return tuple(name for place, name in enumerate(result) if name != "" and name not in result[:place])
 
 
+def split_formats(given: Any) -> Any:
+    """Names of formats from names, torch's names such as `float16`, or torch's dtypes; a single one or several."""
+    is_one = not isinstance(given, Iterable) or isinstance(given, bytes | Mapping)
+    names = split_names((given,) if is_one else given)
+    return split_names([format_called(name) for name in names])
+
+
 def _no_flag(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError
@@ -112,6 +119,8 @@ def _require_reason(value: Ignore) -> Ignore:
 SEVERAL = Option(shown="LIST", typed="str | Iterable[str]")
 CODES = Option("codes such as NRM001, or the letters of a family")
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names), SEVERAL]
+DTYPES = Option(typed="str | torch.dtype | Iterable[str | torch.dtype]")
+Formats = Annotated[tuple[str, ...], BeforeValidator(split_formats), SEVERAL, DTYPES]
 Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidator(split_names), SEVERAL, CODES]
 NotWanted = Annotated[Ignore, BeforeValidator(lambda one: {"code": one} if isinstance(one, str) else one)]
 Ignores = Annotated[tuple[NotWanted, ...], BeforeValidator(split_names), SEVERAL, CODES]
@@ -136,8 +145,8 @@ class Settings(BaseModel):
 
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
     """keyword arguments for every call of the model"""
-    formats: Annotated[Names, Option(TAKEN, choices=lambda: (*auditable(), *SCHEMES))] = DEFAULT
-    """number formats to audit: `fp16`, `bf16`, `fp8_e4m3` or `fp8_e5m2`; formats in which torch has few operations,
+    formats: Annotated[Formats, Option(TAKEN, choices=lambda: (*auditable(), *SCHEMES))] = DEFAULT
+    """number formats to audit: `fp16`, `bf16`, `fp8_e4m3` or `fp8_e5m2`, or torch's `float16`, `torch.bfloat16`; formats in which torch has few operations,
     [such as FP8](api.md#other-formats), are emulated by rounding. A [quantization scheme](quantization.md), such as
     `fp8`, `int8` or `nvfp4`, audits every layer with a weight under that scheme; if only schemes are given, BF16 is
     audited too"""

@@ -37,7 +37,8 @@ Reading PLANS: a scope is a module; modules inside it have the same precision un
 memory or flops) that low precision in this scope is predicted to save. `keep` names functions of torch that run in FP32
 in a low-precision scope and the modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), except for
 in-place calls. Matrix products of their results run in low precision. `fp32_output` names functions whose matrix
-products have low-precision inputs and FP32 output. Errors are relative to FP32.
+products have low-precision inputs and FP32 output. `gpu_only` is what the model raises on the audit's CPU: such a plan
+runs on a GPU, or where a GPU is emulated. Errors are relative to FP32.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ def _table(plan: Plan) -> dict[str, Any]:
     numbers = {key: x for key, x in figures.items() if isinstance(x, float)}
     # four significant digits; None for Inf and NaN, which have no Python literal
     figures |= {key: float(f"{x:.4g}") if math.isfinite(x) else None for key, x in numbers.items()}
-    return {**figures, **table}
+    needs = {} if plan.gpu_only is None else {"gpu_only": plan.gpu_only}
+    return {**figures, **needs, **table}
 
 
 def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..isolation.members import unwrap_model
-from ..loading.importer import as_script, digest_of, import_source, root_of
+from ..loading.importer import as_script, digest_of, import_source, root_of, with_names
 from ..loading.statedicts import load_state, read_checkpoint
 
 
@@ -22,7 +22,8 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
     Raises: ValueError or FileNotFoundError if the source or the checkpoint has changed.
     """
-    with user_module(source, file) as made:
+    with user_module(source, file) as module:
+        made = module
         for part in source["symbol"].split("."):
             if not hasattr(made, part):
                 where = source["path"] or source["module"]
@@ -32,7 +33,8 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
             made = getattr(made, part)
         if source["kind"] != "instance":
             folder = (str(locate(source["folder"], file)),) if source.get("folder") and not args else ()
-            made = made(*folder, *(args or source["init_args"]), **(kwargs or source["init_kwargs"]))
+            args = args or with_names(tuple(source["init_args"]), module)
+            made = made(*folder, *args, **(kwargs or with_names(dict(source["init_kwargs"]), module)))
         else:
             with contextlib.suppress(Exception):  # the source module keeps the unpatched model, if it can be copied
                 made = copy.deepcopy(made)
@@ -45,14 +47,29 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
 @contextmanager
 def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
-    """Import the user's module; in the body, `sys.path` and `sys.argv` have the audit's values."""
+    """Import the user's module; in the body, `sys.path`, `sys.argv` and the working directory are as in the audit.
+
+    Raises: FileNotFoundError for a relative path of the user's code if the audit's working directory is not there.
+    """
+    file = str(Path(file).resolve())
     name, path = source["module"] or Path(source["path"]).stem, None
-    folders = [Path(file).resolve().parent / source["working_directory"]] if source["working_directory"] else []
+    folders = [Path(file).parent / source["working_directory"]] if source["working_directory"] else []
+    at = folders[0].resolve() if folders else Path.cwd()
     if source["path"]:
         path = locate(source["path"], file, source["digest"])
         folders = [Path(root_of(name, path)), *folders, path.parent]
-    with as_script([str(path or name), *source.get("words", ())], [str(folder.resolve()) for folder in folders]):
-        yield import_source(name, path)
+    words = [str(path or name), *source.get("words", ())]
+    with as_script(words, [str(folder.resolve()) for folder in folders]):
+        try:
+            with contextlib.chdir(at) if at.is_dir() else contextlib.nullcontext():
+                yield import_source(name, path)
+        except FileNotFoundError as error:
+            if at.is_dir() or not isinstance(error.filename, str) or Path(error.filename).is_absolute():
+                raise
+            where = f"{error.filename!r}, relative to the directory of the audit, {at}, which is missing"
+            hint = f"build where this path exists, or correct `working_directory` in SOURCE in {file}"
+            said = f"{path or name} opens {where}: {hint}"
+            raise FileNotFoundError(said) from error
 
 
 def locate(where: str, file: str, digest: str | None = None) -> Path:

@@ -20,7 +20,14 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..asked import command_of, validate
 from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable, suggest
-from ..processes import ignore_signals, supervise, unwind_on_signals
+from ..processes import (
+    end_with_caller,
+    ignore_signals,
+    is_interrupted,
+    open_streams,
+    supervise,
+    unwind_on_signals,
+)
 from ..progress.shown import refresh_display, reporter
 from ..records import folder
 from ..settings import bad, either, options_of, with_flags
@@ -36,7 +43,8 @@ CHOICES_SHOWN = 50
 EPILOG = """\
 TARGET:
   path/to/model.py[:symbol] or package.module[:symbol]
-  a symbol may take arguments: model.py:Net(width=8)
+  a symbol may take arguments, also names of the file: model.py:Net(width=8),
+  'model.py:GPT(GPTConfig(n_layer=2))'
   timm:NAME or hf:NAME_OR_PATH, if timm or transformers is installed
 
 exit code:
@@ -68,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
+        open_streams()
         unwind_on_signals()
+        end_with_caller()
 
     def command() -> int | None:
         verb = parse(words).model_copy(update={"command": f"{PROGRAM} {shlex.join(words)}"})
@@ -81,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             ignore_signals()
         return code
     except KeyboardInterrupt:
+        if argv is None:
+            ignore_signals()
         print("interrupted", file=sys.stderr)
         return 130
 
@@ -98,7 +110,7 @@ def run(verb: Verb, alone: bool) -> int | None:
     def run_command(tell: Callable[[str], object]) -> int | None:
         shown.tell = tell
         with refresh_display(shown), warnings.catch_warnings(action=None if verb.debug else "ignore"):
-            if verb.out:
+            if verb.out and not verb.dry_run:
                 folder.check_directory(verb.out)  # before anything slow
             shown(verb.stage, verb.target, 0, 0)
             return verb.run(shown)
@@ -118,6 +130,8 @@ def exit_code_of(command: Callable[[], int | None], debug: bool) -> int:
     except BrokenPipeError:  # the reader of standard output has ended
         return 0
     except Exception as error:
+        if is_interrupted():
+            raise KeyboardInterrupt from error
         message, hint = _explain(error)
         if debug:
             traceback.print_exc()

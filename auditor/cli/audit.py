@@ -52,7 +52,7 @@ def _ran(settings: verbs.Audit, progress: Display, known: Audit | None) -> int:
     """Load the model, audit it, write the files and print the result."""
     make = partial(load_training, loss=settings.loss) if settings.training else load
     subject = make(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
-    directory = settings.out or read.default_directory(subject)
+    directory = settings.out or read.default_directory(subject, writes=not settings.dry_run)
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
     if settings.evaluate is not None:  # after the model is loaded: the function may be in the model's file

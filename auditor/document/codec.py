@@ -20,7 +20,7 @@ from .compare import contributions_of
 PLAN, MEASUREMENTS = "plan.json", "measurements.json"
 WIDTH = 240
 VARYING = ("seconds", "held")
-"""Keys of `environment` that differ between two audits of the same model, such as durations."""
+"""Keys of `environment` that older files have, and that differ between two audits of the same model."""
 
 
 @functools.cache
@@ -77,7 +77,7 @@ def measured_fields(type_: Any) -> Mapping[str, Any]:
 
 
 def steady(plan: Any) -> Any:
-    """The contents of plan.json without the fields that differ between two audits of the same model, such as times."""
+    """The contents of plan.json without the fields of older files that differ between two audits of the same model."""
     environment = plan.get("environment") if isinstance(plan, Mapping) else None
     if not isinstance(environment, Mapping):
         return plan

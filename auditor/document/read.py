@@ -223,11 +223,11 @@ def _wrong(where: str, place: Place, expected: str, value: Any, more: str = "") 
     return PlanError(f"{where}: `{json_path(place)}` should be {expected}, is {short}{more}. {AGAIN}.", slug="bad-plan")
 
 
-def default_directory(subject: Subject) -> Path:
+def default_directory(subject: Subject, *, writes: bool = True) -> Path:
     """The output directory for a model if the user names none: `audits/NAME`.
 
     If that folder has the audit of another file's model, names of parent folders of the model's file precede NAME.
-    Raises: AuditorError(slug="bad-output") if files cannot be written there.
+    writes: whether files will be written there. Raises: AuditorError(slug="bad-output") if that is impossible.
     """
     name, file = subject.name, subject.origin.path if subject.origin else None
     folders = list(Path(file).parts[-2:0:-1]) if file else []
@@ -237,6 +237,7 @@ def default_directory(subject: Subject) -> Path:
         with suppress(OSError, ValueError, LookupError, TypeError):
             audited = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["subject"]["file"]
         if not file or not folders or not audited or str(audited) == portable_path(file):
-            check_directory(directory)
+            if writes:
+                check_directory(directory)
             return directory
         name = f"{folders.pop(0)}-{name}"

@@ -22,8 +22,7 @@ _TOP = {"format_version": {"const": FORMAT_VERSION, "type": "integer", "descript
 _BESIDE = {
     "plan": {
         "type": "string",
-        "description": "SHA-256 of the plan.json written with this file: of its JSON with sorted keys and no spaces, "
-        "without `environment.seconds` and `environment.held`",
+        "description": "SHA-256 of the plan.json written with this file: of its JSON with sorted keys and no spaces",
     }
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from ..numerics.entries import is_plain, places, tensors_in
 AT_ONCE = 4 << 20
 """Bytes in total up to which all tensors are copied at the start. Above this size, a tensor is copied before its first
 write, and watching for writes slows down every operation."""
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -39,13 +41,15 @@ class TensorState:
         # Another tensor with the same storage. A wrapper tensor has no storage, and tensors inside a transform of
         # torch.func cannot be assigned one.
         wraps = type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
-        self._alias = None if wraps or (self._place is None and is_plain(tensor)) else tensor.data
+        self._alias = None if wraps or (self._place is None and is_plain(tensor)) else _alias_of(tensor)
 
     def restore(self) -> None:
         """Restore storage, shape, leaf status, `requires_grad` and hooks."""
         tensor = self._tensor
         if self._alias is not None and (self._place is None or _place(tensor) != self._place):
             tensor.data = self._alias
+            if tensor.layout in _COMPRESSED:  # setting `data` keeps the index tensors
+                tensor.resize_as_sparse_(self._alias)
         if self._leaf and not tensor.is_leaf:
             self._cut_off(tensor, tensor._base)
         if tensor.requires_grad != self._requires_grad:
@@ -105,6 +109,8 @@ class StorageCopies:
             except RuntimeError as error:
                 yield f"a storage of {copy.nbytes()} bytes: {error}"
         for storage, size in self._known.values():
+            if storage.nbytes() > size:  # growing kept the bytes
+                storage.resize_(size)
             if storage.nbytes() != size:
                 yield f"a storage of {size} bytes was resized to {storage.nbytes()}, not by an operation that torch reports"
         # An exception in flight keeps this object alive.
@@ -194,6 +200,16 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
         return where, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def _alias_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor with the same memory and shape. `data` of a compressed sparse tensor shares the index tensors
+    themselves, which resizing changes, so its alias has others in the same memory."""
+    if tensor.layout not in _COMPRESSED:
+        return tensor.data
+    compressed, plain = places(tensor)
+    same = partial(torch.sparse_compressed_tensor, size=tensor.shape, layout=tensor.layout, check_invariants=False)
+    return same(compressed, plain, tensor.values())
 
 
 def _write(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import networkx as nx
 from torch import Tensor, nn
@@ -26,10 +26,12 @@ from ..isolation.members import enter_by, size_of
 from ..isolation.process import reseed, swap_attribute
 from ..numerics.formats import dtype_name, is_low
 from ..records import Origin
-from .importer import digest_of
+from .importer import digest_of, with_names
 from .state import convert_errors
 from .statedicts import few, read_checkpoint
 from .target import Target, blame, call, parse, required_arguments
+
+T = TypeVar("T")
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
@@ -83,7 +85,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
             both = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], Mapping)
             # [[args], {kwargs}] | [args]
             args, kwargs = (tuple(given[0]), dict(given[1])) if both else (tuple(given), {})
-        made = _build(made, target, symbol, seed, *args, **kwargs)
+        made = _build(made, target, symbol, seed, *_named(args, module, target), **_named(kwargs, module, target))
         if symbol.rpartition(".")[2] == "audit_spec":
             what = f"audit_spec() in {target.label}"
             if not isinstance(made, Mapping) or not isinstance(made.get("model"), nn.Module) or "inputs" not in made:
@@ -131,6 +133,21 @@ def _built_for_method(built: BuiltModel, method: str, target: Target) -> BuiltMo
     model = copy.copy(built.model)  # the user's module keeps the model with its own forward
     enter_by(model, method)
     return replace(built, model=model, origin=replace(built.origin, method=method) if built.origin else None)
+
+
+def _named(arguments: T, module: ModuleType, target: Target) -> T:
+    """The target's arguments with the objects of its file that they name. Raises: LoadError(slug="no-symbol" |
+    "model-raises")."""
+    try:
+        result: T = with_names(arguments, module)
+        return result
+    except AttributeError as error:
+        name = str(error.name)
+        hint = suggest(name, vars(module), "use a name that the file defines or imports")
+        message = f"{target.label} has no {name!r}, which the arguments in {target.text!r} name: {hint}"
+        raise LoadError(message, slug="no-symbol") from error
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"an argument in {target.text!r} raised {blame(error)}", slug="model-raises") from error
 
 
 def _conventional(module: ModuleType, target: Target, seed: int) -> str:

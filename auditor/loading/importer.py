@@ -10,8 +10,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 _digests: dict[str, str] = {}  # {module: digest of its file}, for files that were imported here
+
+
+NAME = "<name>"
+"""Key of a dict that stands for an object of the model's file, see `with_names`."""
 
 
 @contextlib.contextmanager
@@ -66,6 +71,24 @@ def import_source(name: str, path: Path | None) -> ModuleType:
         del sys.modules[name], _digests[name]
         raise
     return module
+
+
+def with_names(value: Any, module: Any) -> Any:
+    """An argument of a TARGET with the objects that it names: in lists, tuples and dicts, {NAME: "Config"} stands for
+    `module.Config`, and with "args" and "kwargs" for what a call of it returns. Raises: AttributeError for an unknown
+    name; and the exceptions of the call."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(with_names(item, module) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if NAME not in value:
+        return {key: with_names(item, module) for key, item in value.items()}
+    named = module
+    for part in value[NAME].split("."):
+        named = getattr(named, part)
+    if "args" not in value:
+        return named
+    return named(*with_names(value["args"], module), **with_names(value["kwargs"], module))
 
 
 def root_of(name: str, path: Path) -> str:

@@ -108,7 +108,8 @@ def tokenize(model: Any, value: Any) -> Any:
     try:
         transformers: Any = importlib.import_module("transformers")
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side="left", local_files_only=True)
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        if len(texts) > 1:
+            tokenizer.pad_token = _padding_token(tokenizer)
         given = tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
     except Exception as error:
         raise LoadError(
@@ -116,6 +117,13 @@ def tokenize(model: Any, value: Any) -> Any:
             "bad-inputs",
         ) from error
     return {name: x for name, x in given.items() if name in inspect.signature(model.forward).parameters}
+
+
+def _padding_token(tokenizer: Any) -> str:
+    """The tokenizer's padding token; base models such as GPT-2 have none, and then any token will do, since the attention
+    mask hides it."""
+    special = (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)
+    return next((str(token) for token in special if token), "") or str(tokenizer.convert_ids_to_tokens(0))
 
 
 def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:

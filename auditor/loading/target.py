@@ -5,27 +5,32 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import linecache
 import re
 import shlex
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from ..capture.regions import written_as_meant
 from ..capture.source import Place, kind_of, line_of
-from ..errors import CallbackError, LoadError, describe, first_line, let_through, origin_of
+from ..errors import CallbackError, LoadError, describe, first_line, let_through, origin_of, printable
 from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute
 from ..records import Progress
-from .importer import as_script, import_source, root_of
+from .importer import NAME, as_script, import_source, root_of
 
 T = TypeVar("T")
+
+SLOW = 10.0
+"""Seconds of an import after which the running line is named."""
 
 _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", re.DOTALL)
 
@@ -117,7 +122,8 @@ def import_target(target: Target) -> ModuleType:
     Raises: LoadError(slug="missing-target" | "syntax-error" | "missing-package" | "import-raises").
     """
     try:
-        return import_source(target.module, target.path)
+        with _named_if_slow(target):
+            return import_source(target.module, target.path)
     except (Exception, SystemExit) as error:
         failure = LoadError(f"importing {target.label} raised {blame(error)}", "import-raises")
         if isinstance(error, SyntaxError):
@@ -130,6 +136,39 @@ def import_target(target: Target) -> ModuleType:
             hint = "install it in the environment that runs the audit"
             failure = LoadError(f"{target.label} needs {error.name!r}, which is missing: {hint}", "missing-package")
         raise failure from error
+
+
+@contextmanager
+def _named_if_slow(target: Target) -> Iterator[None]:
+    """If the body, an import, takes more than SLOW seconds, say which line of the file runs, and what to do: a script may
+    train when it is imported."""
+    importing = threading.get_ident()
+
+    def name_line() -> None:
+        frames = traceback.walk_stack(sys._current_frames().get(importing))
+        own = [(frame, line) for frame, line in frames if _is_module_of(frame, target)]
+        if own:
+            frame, line = own[-1]
+            place = f"{Path(frame.f_code.co_filename).name}:{line}"
+            code = linecache.getline(frame.f_code.co_filename, line).strip()
+            hint = 'move code that trains under `if __name__ == "__main__":`, or name a file that only builds the model'
+            said = f"importing {target.label} has taken {SLOW:g} seconds, now at {place} ({code[:60]}): {hint}"
+            print(f"warning: {printable(said)}", file=sys.stderr)
+
+    timer = threading.Timer(SLOW, name_line)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _is_module_of(frame: FrameType, target: Target) -> bool:
+    """Whether the frame runs the top level of the target's module."""
+    is_named = frame.f_globals.get("__name__") == target.module
+    is_file = target.path is not None and frame.f_code.co_filename == str(target.path)
+    return frame.f_code.co_name == "<module>" and (is_named or is_file)
 
 
 @contextmanager
@@ -231,19 +270,52 @@ def _is_elsewhere(folder: Path) -> bool:
 
 
 def _split_call(symbol: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """`Net(3, width=8)` -> ("Net", (3,), {"width": 8}); arguments are literals, nothing is evaluated."""
+    """`Net(3, width=8)` -> ("Net", (3,), {"width": 8}); nothing is evaluated. Arguments are literals, names of the
+    model's file, and calls of these names: `GPT(GPTConfig(n_layer=2))`, see `importer.with_names`."""
     if "(" not in symbol:
         return symbol, (), {}
     try:
         tree = ast.parse(symbol, mode="eval").body
         if not isinstance(tree, ast.Call) or any(keyword.arg is None for keyword in tree.keywords):
             raise ValueError
-        args = tuple(ast.literal_eval(argument) for argument in tree.args)
-        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in tree.keywords}
+        args, kwargs = _arguments(tree)
     except (SyntaxError, ValueError) as error:
-        hint = "write name(1, width=8) with plain numbers, strings, lists or dicts"
+        hint = "write name(1, width=8) with numbers, strings, lists, dicts, or names of the file as in GPT(Config(n=2))"
         raise LoadError(f"cannot read the arguments in {symbol!r}: {hint}", slug="bad-target") from error
     return ast.unparse(tree.func), args, kwargs
+
+
+def _arguments(tree: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if any(keyword.arg is None for keyword in tree.keywords):
+        raise ValueError("** is not supported")
+    args = tuple(_argument(node) for node in tree.args)
+    return args, {str(keyword.arg): _argument(keyword.value) for keyword in tree.keywords}
+
+
+def _argument(node: ast.expr) -> Any:
+    """The value of a literal; for a name or a call, a dict that `importer.with_names` reads. Raises: ValueError."""
+    match node:
+        case ast.Call():
+            args, kwargs = _arguments(node)
+            return {NAME: _dotted(node.func), "args": args, "kwargs": kwargs}
+        case ast.Name() | ast.Attribute():
+            return {NAME: _dotted(node)}
+        case ast.List():
+            return [_argument(item) for item in node.elts]
+        case ast.Tuple():
+            return tuple(_argument(item) for item in node.elts)
+        case ast.Dict() if None not in node.keys:
+            keys = [ast.literal_eval(key) for key in node.keys if key is not None]
+            return dict(zip(keys, map(_argument, node.values), strict=True))
+    return ast.literal_eval(node)
+
+
+def _dotted(node: ast.expr) -> str:
+    """`torch.float32` as text. Raises: ValueError for anything but names and dots."""
+    text = ast.unparse(node)
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise ValueError(f"{text} is not a name")
+    return text
 
 
 def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:

@@ -125,6 +125,14 @@ def auditable() -> tuple[str, ...]:
     return (*DEFAULT, *(name for name, row in FORMATS.items() if row.low and name not in DEFAULT))
 
 
+def format_called(given: object) -> object:
+    """The format's name, for its name in any case, torch's dtype or the dtype's name: `torch.float16`, `float16` and
+    `half` are `fp16`. Other values are returned unchanged."""
+    stored = {row.storage: row.name for row in reversed([*FORMATS.values()]) if row.storage}
+    names = {"half": "fp16", **stored, **{name: name for name in FORMATS}}
+    return names.get(str(given).removeprefix("torch.").lower(), given)
+
+
 def label(name: str) -> str:
     """The display name of a format or scheme, even of an unknown one: `bf16` -> `BF16`, `fp8_block` -> `FP8 block`."""
     if name in FORMATS:

@@ -39,6 +39,10 @@ Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
 """Outputs of the model in FP32, and of the patched model, on one batch."""
 
 
+MOST_FLOPS = 10_000_000_000
+"""FLOPs of a forward up to which `note_gpu_only` runs it: seconds, where a CPU emulates FP16 in software."""
+
+
 def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:
     """The plans with the results of running their artefacts: errors against FP32, and whether they meet the budget.
 
@@ -219,6 +223,20 @@ def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
                     yield Decisions(fmt, error, replayed, tuple(each.values()))
             except Exception as failure:  # an operation does not support the format, or output shapes differ
                 let_through(failure)
+
+
+def note_gpu_only(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """The plans, with the exception of a plan's model where this CPU, without emulation, cannot run it: a CPU lacks some
+    kernels of low precision. Only plans that hold are tried, and only small models: native FP16 is slow on many CPUs."""
+    flops = sum(cost.flops for cost in bench.costs.values())
+    if bench.options.native or flops > MOST_FLOPS:
+        return {**plans}
+    tried = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.has_low and plan.holds}
+    said: dict[str, str] = bench.ask(tried, Runs.natively) if tried else {}
+    return {
+        name: replace(plan, gpu_only=why) if (why := said.get(name)) and not says_nothing(why) else plan
+        for name, plan in plans.items()
+    }
 
 
 def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], Timing]:

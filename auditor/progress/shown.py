@@ -180,6 +180,8 @@ def reporter(quiet: bool = False, settings: object = None) -> Display:
     settings."""
     if quiet:
         return Display()
+    if sys.stderr is None:
+        return Display()
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
     return (Cell if in_notebook() else Bar if live else Lines)(settings)
 

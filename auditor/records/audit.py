@@ -83,18 +83,19 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Environment:
-    """Device, versions and settings that the numbers depend on."""
+    """Device, versions and settings that the numbers depend on; and what differs between equal audits, so that no file
+    contains it: seconds of each stage, by name, and the peak of resident memory in words, if memory was limited."""
 
     auditor: Annotated[str, FileField("version of the auditor")]
     torch: Annotated[str, FileField("version of PyTorch")]
     device: Annotated[str, FileField("`cpu`, or the GPU's name")]
     execution: Execution
     seed: Annotated[int, FileField("seed of every random choice")]
-    seconds: Annotated[Mapping[str, float], FileField("seconds of each stage, by name")] = empty()
+    seconds: Unwritten[Mapping[str, float]] = field(default_factory=dict)
     libraries: Annotated[Mapping[str, str], FileField("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
     flags: Annotated[Mapping[str, Any], FileField("the caller's torch flags; the audit runs IEEE FP32")] = empty()
     memory: Annotated[tuple[str, ...], FileField("how the audit limited its memory; empty: not limited")] = ()
-    held: Annotated[str | None, FileField("peak resident memory, if memory was limited")] = None
+    held: Unwritten[str | None] = None
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,11 @@ class Audit:
         from ..report.reporters import summary
 
         return summary(self)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The recommended plan; None if the audit recommends FP32."""
+        return self.plans.get(self.recommended or "")
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of `plan.json`: decisions and their reasons."""

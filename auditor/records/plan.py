@@ -326,6 +326,24 @@ class Plan:
     score: Annotated[Score | None, FileField("the user's score of the model under the plan; `null`: none")] = None
     timed: Annotated[TimeAndMemory | None, FileField("time and memory of one forward of the patched model")] = None
     generated: Annotated[TokenComparison | None, FileField("tokens decoded under the plan; `null`: none")] = None
+    gpu_only: Annotated[
+        str | None,
+        FileField("exception of the patched model on the audit's CPU, without emulation; `null`: none, or not tried"),
+    ] = None
+
+    def __repr__(self) -> str:
+        """The plan in a few lines: its evidence, its gain, and what it keeps in FP32."""
+        from ..report.blocks import to_terminal
+        from ..report.plans import about_plan
+
+        return to_terminal(about_plan(self), 100, False).rstrip()
+
+    def _repr_html_(self) -> str:
+        """The same as HTML, which a notebook shows."""
+        from ..report.blocks import html
+        from ..report.plans import about_plan
+
+        return f"<div>{html(about_plan(self))}</div>\n"
 
     @property
     def measured_error(self) -> float | None:

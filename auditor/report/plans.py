@@ -3,6 +3,7 @@ islands; and shows code that applies a plan."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 
@@ -94,6 +95,42 @@ def _verdict(plan: Plan, budget: float, noun: str) -> tuple[str, str]:
     return ("verified" if ran.holds else "not verified"), f"{noun} {ratio(ran.measured_error)} measured{where}"
 
 
+def about_plan(plan: Plan) -> list[Block]:
+    """One plan on its own: verdict, error, gain, what it keeps in FP32, and how to use it."""
+    verdict, detail = _verdict(plan, _allowed(plan), "error")
+    gain = []
+    if plan.has_low and not math.isnan(plan.low_precision_flops):
+        gain.append(f"{percent(plan.low_precision_flops)} of the FLOPs in {label(plan.format)}")
+    if plan.has_low and not math.isnan(plan.speedup):
+        made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
+        gain.append(f"{plan.speedup:.2f}x as fast as FP32, {made}")
+    use = f"auditor.apply(model, plan)  # or: patched_model.build(plan={plan.name!r})"
+    if plan.program is not None:
+        use = f"torch.export.load({plan.program.file!r}).module()"
+    page: list[Block] = [
+        Prose(f"Plan {plan.name}: {plan_title(plan)}, {verdict}", (sentence(detail),), "title"),
+        Prose("Gain", (sentence(", ".join(gain)),) if gain else ()),
+        Prose("Device", (gpu_only_words(plan),)),
+        Prose("In FP32", shorten(islands(plan), ISLANDS_SHOWN), listed=True),
+        Code("Use it", use),
+    ]
+    return [block for block in page if block]
+
+
+def _allowed(plan: Plan) -> float:
+    """The largest error that was allowed in the plan's run; infinite if unknown."""
+    ran = plan.verification
+    return math.inf if ran is None or ran.allowed is None else ran.allowed
+
+
+def gpu_only_words(plan: Plan) -> str:
+    """That the plan needs a GPU, and how to try it on a CPU; "" if the audit's CPU can run the plan."""
+    if plan.gpu_only is None:
+        return ""
+    where = f"The plan {plan.name} is for a GPU: on the CPU of this audit its model fails: {plan.gpu_only}"
+    return f'{where}. On a CPU, run the model inside `with auditor.emulate("cuda"):`.'
+
+
 def inputs_of(ran: Verification) -> str:
     """The inputs that a plan ran on, in words."""
     return "the calibration inputs" if ran.inputs == "audited" else f"{ran.inputs} inputs"
@@ -178,7 +215,8 @@ def _plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
             facts.append(("Predicted memory", p.memory))
         kept = f", keeps {kept_apart(p.plan)} in FP32" if p.islands else ""
         failed = f"Without the plan, the model fails: {why}" if (why := p.baseline and p.baseline.failure) else ""
-        notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
+        texts = dict.fromkeys((p.detail, gpu_only_words(p.plan), p.plan.note, failed))
+        notes = tuple(sentence(text) for text in texts if text)
         what = "operation" if p.plan.program is not None else "module"
         rest = f"Every {'other ' if p.islands else ''}{what} is set to {label(p.plan.format)}.{_exceptions(p.plan)}"
         yield Fold(

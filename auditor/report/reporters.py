@@ -26,6 +26,8 @@ from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
 """Maximum number of lines that an audit prints on a terminal 100 characters wide."""
+STAGES_SHOWN = 3
+"""Number of stages, the longest, whose duration a terminal shows."""
 SPARE = ("Formats", "In FP32", "Outputs", "Decisions", "Memory")
 """Labels of sections that the terminal output may omit, since the report contains them."""
 NAMES = {"Formats": "verdicts by format", "In FP32": "what stays in FP32", "Outputs": "criteria that could be set"}
@@ -171,7 +173,15 @@ def below(audit: Audit, directory: Path, files: Sequence[Path], new: int | None)
     names = ", ".join(dict.fromkeys("quantized/" if "quantized" in path.parts else str(path) for path in paths))
     known = "" if new is None else f"Baseline {len(audit.findings) - new} findings known, {new} new\n"
     step = to_terminal([Prose("Next", (next_step(audit, directory),))])
-    return f"Report   {report}\nFiles    {directory}/: {names}\n{known}{step}"
+    return f"Report   {report}\nFiles    {directory}/: {names}\n{_duration(audit)}{known}{step}"
+
+
+def _duration(audit: Audit) -> str:
+    """A line with the seconds of the audit and of its longest stages; no file contains them."""
+    seconds = audit.environment.seconds
+    longest = sorted(seconds, key=lambda stage: -seconds[stage])[:STAGES_SHOWN]
+    stages = ", ".join(f"{stage} {seconds[stage]:.1f} s" for stage in longest)
+    return f"Time     {sum(seconds.values()):.1f} s, most of it: {stages}\n" if seconds else ""
 
 
 def markdown(audit: Audit) -> str:

@@ -26,7 +26,7 @@ from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
 from .findings import causes, repair_words
 from .origins import at, nonfinite_runs
-from .plans import PlanView, advice, inputs_of, limit_line, proposal_words
+from .plans import PlanView, advice, gpu_only_words, inputs_of, limit_line, proposal_words
 from .training import training_headline, training_words
 from .words import VERDICTS, compact, count, label, magnitude, op, printable, ratio, scope, sentence, shorten, terms
 
@@ -212,6 +212,8 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
         yield f"Some values of {named} are beyond the range of FP16 (65504), where they become Inf: scale the inputs, or use BF16."
     if audit.environment.execution != "native":
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
+    if audit.plan is not None and audit.plan.gpu_only is not None:
+        yield gpu_only_words(audit.plan)
     if simulated := " or ".join(label(name) for name in audit.formats if not runs(name)):
         yield f"torch cannot compute in {simulated}: results were rounded to the format, and plans in the format were not run."
     if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
@@ -231,13 +233,12 @@ def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
 
 
 def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
-    """How the audit was made: inputs, weights, graph, device, duration, its limitations, and suggested criteria."""
-    env, subject, seconds = audit.environment, audit.subject, audit.environment.seconds
+    """How the audit was made: inputs, weights, graph, device, its limitations, and suggested criteria."""
+    env, subject = audit.environment, audit.subject
     graph = {"run": "one recorded run", "path": "the path that these inputs take"}.get(audit.capture_method, "")
     if any(report.node.batch != 1 for report in audit.nodes):
         graph = "a recorded run of each path that the batches take"
     native = "formats run natively" if env.execution == "native" else "GPU arithmetic emulated on a CPU"
-    spent = ", ".join(f"{stage} {time:.1f} s" for stage, time in seconds.items())
     rows = {
         "Target": subject.target,
         "Inputs": f"{subject.inputs_source}: {', '.join(audit.inputs) or 'none'}",
@@ -248,8 +249,6 @@ def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
         "Measure": f"{audit.metric}, budget {audit.max_error:g}",
         **noise(audit),
         "Versions": f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}",
-        "Time": f"{sum(seconds.values()):.1f} s: {spent}" if seconds else "not recorded",
-        **({"Memory": env.held} if env.held else {}),
     }
     none = "None known: the inputs are real, the weights are not random, the formats ran natively, and every operation was tested."
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -52,6 +53,8 @@ LATER = 20.0
 _BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
+from auditor.processes import end_with
+end_with(int(sys.argv.pop()))
 from auditor.verify.worker import main
 main()
 """
@@ -71,7 +74,7 @@ def start() -> Process:
     path = [str(Path(folder).absolute()) for folder in sys.path]
     words = json.dumps([*path, *([] if HERE in path else [HERE])])
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return Process([sys.executable, *flags, "-c", _BOOT, words], stdin=subprocess.PIPE)
+    return Process([sys.executable, *flags, "-c", _BOOT, str(os.getpid()), words], stdin=subprocess.PIPE)
 
 
 @contextmanager

@@ -154,6 +154,20 @@ class Runs:
         run = partial(time_forward, batch=self.batches[0], device=self.device, seed=self.seed, apart=self.apart)
         return self._run_or_reason(plan, around, run)
 
+    def natively(self, plan: str) -> str:
+        """The model's exception in one line on this CPU without emulation, without or with gradients; "" if it runs."""
+
+        def run(model: nn.Module) -> str:
+            answer(model, self.batches[0], seed=self.seed)
+            try:
+                answer(model, self.batches[0], seed=self.seed, gradients=self.gradients)
+            except Exception as error:
+                let_through(error, memory=False)
+                return f"with gradients enabled, {failure_of(error)}"
+            return ""
+
+        return self._run_or_reason(plan, ieee(), run)
+
     def _run_or_reason(self, plan: str, around: AbstractContextManager[None], run: Callable[[nn.Module], T]) -> T | str:
         try:
             with around, self.load(plan) as model:

@@ -31,6 +31,7 @@ from ..loading.state import materialise
 from ..loading.target import blame
 from ..numerics.devices import is_native, is_spread
 from ..numerics.entries import over_tensors
+from ..processes import outlive_parent
 from ..records import Batch
 from ..stages import Stages
 from .artefact import COUNTED, STARTED
@@ -44,6 +45,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     handed = jobs()
     if (settings := next(handed, None)) is not None:
+        outlive_parent()  # to delete the folder `scratch`
         with offload.resident_limit(settings["memory"]):
             worker = Worker(settings)
             while (job := next(handed, None)) is not None and worker.did(job):

@@ -58,6 +58,7 @@ def stub() -> str:
         "from os import PathLike",
         "from typing import Any",
         "",
+        "import torch",
         "from torch import nn",
         "",
         *sorted(f"from .{module} import {name} as {name}" for name, module in auditor._API.items() if name != "audit"),

@@ -210,3 +210,101 @@ def test_two_audits_into_the_same_place_at_once(tmp_path: Path, root: Path) -> N
     assert f"'../{other}/" not in files["patched_model.py"]
     assert f"--max-error {ran}" in files["report.html"]
     assert f"--max-error {other}" not in files["report.html"]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_as_good_as_empty_ones(closed: str, root: Path) -> None:
+    shell = f'exec "{sys.executable}" -m auditor explain bad-option {closed}'
+    done = subprocess.run(["sh", "-c", shell], env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == b""
+
+
+@pytest.mark.slow
+def test_an_audit_with_closed_streams_ends_as_others_do(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL + "def act(): pass")
+    shell = f'exec "{sys.executable}" -m auditor model.py --formats bf16 --strategies cast <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)})
+    assert done.returncode == 0
+    assert (tmp_path / "audits" / "model" / "report.html").exists()
+
+
+ENTRY = "import sys; from auditor.__main__ import main; sys.exit(main())"
+"""The command `auditor`, as installers write it."""
+
+
+@pytest.mark.parametrize("after", [0.15, 0.4])
+def test_an_interruption_during_imports_is_one_line(after: float, root: Path) -> None:
+    """The interpreter's own start takes less than a tenth of a second; what follows is the command's."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import time; {ENTRY.replace('main; ', 'main; print(flush=True); ')}", "rules"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    process.stdout.readline()
+    time.sleep(after / 4)
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=60)[1].decode()
+    assert (process.returncode, errors) in ((130, "interrupted\n"), (0, ""))
+
+
+DEAF = """
+def act():
+    Path(os.environ["TMPDIR"], "here").touch()
+    while True:
+        try:
+            time.sleep(1000)
+        except BaseException:
+            pass
+from pathlib import Path
+"""
+"""A model whose code catches every exception, an interruption's too."""
+
+
+def at_work(folder: Path) -> None:
+    """Wait until the model of DEAF is called."""
+    until = time.monotonic() + 120
+    while not (folder / "tmp" / "here").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("signals", "seconds"), [((signal.SIGINT,), 2.5), ((signal.SIGINT,) * 2, 1.0)])
+def test_ctrl_c_ends_a_command_whose_model_catches_it_and_a_second_one_does_at_once(
+    signals: Sequence[int], seconds: float, tmp_path: Path, root: Path
+) -> None:
+    process = command(tmp_path, root, DEAF, start_new_session=True)
+    at_work(tmp_path)
+    begun = time.monotonic()
+    for number in signals:
+        os.killpg(process.pid, number)
+        time.sleep(0.05)
+    errors = process.communicate(timeout=60)[1].decode()
+    assert time.monotonic() - begun < seconds  # under a second on an idle machine
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in errors
+    assert "error" not in errors
+
+
+FLEET = '[[target]]\nname = "a"\ntarget = "model.py"\n'
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.parametrize("words", [("model.py",), ("fleet", "fleet.toml", "--out", "out")], ids=["audit", "fleet"])
+def test_no_process_outlives_a_killed_parent(words: Sequence[str], tmp_path: Path, root: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL + DEAF)
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path / "tmp"), "CI": "1"}
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, "-m", "auditor", *words], cwd=tmp_path, env=environment, **silent)
+    at_work(tmp_path)
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 3  # under a second on an idle machine; they stayed for ever
+    while mine(tmp_path / "tmp") and time.monotonic() < until:
+        time.sleep(0.02)
+    assert mine(tmp_path / "tmp") == []

@@ -11,9 +11,10 @@ LAZY_UPWARDS = {
     ("records.audit", "graphs"),
     ("records.audit", "artefact"),
     ("records.audit", "report"),
+    ("records.plan", "report"),
     ("rehearsal.result", "report"),
 }
-"""The methods of a record that write it import the writers when they are called."""
+"""The methods of a record that write or show it import the writers when they are called."""
 
 INTERPRETER = ("execution.execute", "Executor")
 

@@ -70,7 +70,8 @@ def real() -> Audit:
 def test_any_record_is_read_as_it_was_written(kind: type, data: st.DataObject) -> None:
     record = data.draw(records(kind))
     written = adapter(kind).dump_python(record, mode="json", warnings="error")
-    assert list(written) == [field.name for field in dataclasses.fields(kind)]
+    in_files = [field.name for field in dataclasses.fields(kind) if not str(field.type).startswith("Unwritten")]
+    assert list(written) == in_files
     again = adapter(kind).validate_json(json.dumps(written, allow_nan=False), strict=True)
     assert adapter(kind).dump_python(again, mode="json") == written
 
@@ -96,7 +97,8 @@ def check(audit: Audit, folder: Path) -> Audit:
 
 def test_a_real_audit_comes_back_whole(real: Audit, tmp_path: Path) -> None:
     found = check(real, tmp_path)
-    assert (found.live, found.environment) == (None, real.environment)
+    assert real.environment.seconds.keys() >= {"capture", "measure", "plan"}
+    assert (found.live, found.environment) == (None, dataclasses.replace(real.environment, seconds={}))
     assert found.tied_parameters == (("first.weight", "second.weight"),)
     errors = [(a.errors["fp16"], b.errors["fp16"]) for a, b in zip(real.nodes, found.nodes, strict=True) if a.errors]
     assert any(a.local_error == math.inf == b.local_error for a, b in errors)

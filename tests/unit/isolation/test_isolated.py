@@ -234,3 +234,51 @@ def test_higher_order_operations_inside() -> None:
     with isolate(model):
         out = torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (X,))
     assert torch.equal(out, X + 1)
+
+
+class Growing(nn.Module):
+    """A cache that forward makes as long as its input, by the storage alone: no operation of torch does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = nn.Parameter(torch.arange(2.0), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.cache) < len(x):
+            storage = self.cache.untyped_storage()
+            storage.resize_(4 * len(x))
+            self.cache.set_(storage, 0, (len(x),))
+            self.cache[2:].zero_()
+        return x + self.cache[: len(x)]
+
+
+def test_a_storage_that_grew_is_as_long_as_before_and_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "AT_ONCE", 0)
+    model = Growing()
+    with isolate(model):
+        model(torch.ones(5))
+    assert model.cache.tolist() == [0, 1]
+    assert model.cache.untyped_storage().nbytes() == 8
+    assert model(torch.ones(3)).tolist() == [1, 2, 1]
+
+
+class SparseTable(nn.Module):
+    """A compressed sparse buffer that forward gives as many rows as its input has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.eye(2, 3).to_sparse_csr())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table.shape[0] < len(x):
+            self.table.resize_((len(x), 3))
+        return x + self.table.to_dense()[: len(x)]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_a_sparse_buffer_that_the_model_resized_is_as_before_and_the_model_runs() -> None:
+    model = SparseTable()
+    with isolate(model):
+        model(torch.ones(4, 3))
+    assert model.table.to_dense().tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert model(torch.ones(3, 3)).tolist() == [[2, 1, 1], [1, 2, 1], [1, 1, 1]]

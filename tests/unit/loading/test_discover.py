@@ -191,7 +191,8 @@ def test_bad_files_give_one_clear_line(write, source, slug, words):
     [
         (":Absent", "no-symbol", "it defines Net"),
         (":limit", "not-a-model", "limit in model.py is a int"),
-        (":Net(width=torch.pi)", "bad-target", "plain numbers"),
+        (":Net(width=1 + limit)", "bad-target", "names of the file"),
+        (":Net(width=torch.no_such)", "no-symbol", "no_such"),
     ],
 )
 def test_bad_symbols(write, suffix, slug, words):

@@ -1,0 +1,43 @@
+"""A script that trains when it is imported is named, with the line that runs and the way out."""
+
+from contextlib import suppress
+
+import pytest
+
+from auditor.loading import target
+from auditor.loading.target import import_target, parse
+
+SCRIPT = """
+import time
+import torch
+from torch import nn
+
+model = nn.Linear(2, 2)
+
+def train(steps):
+    for _ in range(steps):
+        time.sleep(0.1)
+
+train(10)  # by hand
+"""
+
+
+def test_an_import_that_takes_long_names_its_line_and_the_way_out(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(target, "SLOW", 0.3)
+    file = tmp_path / "trains_on_import.py"
+    file.write_text(SCRIPT)
+    import_target(parse(str(file)))
+    said = capsys.readouterr().err
+    assert "importing trains_on_import.py has taken 0.3 seconds, now at trains_on_import.py:12 (train(10)" in said
+    assert 'under `if __name__ == "__main__":`' in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("body", ["import torch", "raise ValueError('quick')"])
+def test_a_quick_import_says_nothing(body, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(target, "SLOW", 5.0)
+    file = tmp_path / f"quick_{len(body)}.py"
+    file.write_text(body)
+    with suppress(target.LoadError):
+        import_target(parse(str(file)))
+    assert capsys.readouterr().err == ""
