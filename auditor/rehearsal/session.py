@@ -21,11 +21,10 @@ from ..capture.emulation import emulate
 from ..capture.intercept import intercept
 from ..capture.regions import clear_weight_casts, written_as_meant
 from ..errors import AuditorError, LoadError
-from ..isolation.answer import lowered_batch
 from ..isolation.members import without_wrappers
 from ..isolation.process import disable_compilers, ieee, process_state, reseed, swap_attribute
 from ..isolation.tensors import plain_torch
-from ..loading.target import call, required_arguments
+from ..loading.target import call
 from ..numerics.casting import widen
 from ..numerics.devices import NATIVE
 from ..numerics.entries import all_finite, dense, over_tensors, tensors_in
@@ -34,7 +33,9 @@ from ..processes import supervise
 from ..training.blame import NO_PASS, Trail, blame
 from ..training.replay import gradient_error
 from ..training.step import LOSS
+from .batches import call_step
 from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
+from .storage import Storage, stores_low
 
 LOOKS = 24
 """Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
@@ -85,7 +86,11 @@ class Session:
         self._step, self._batches, self._seed = step, batches, seed
         self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
-        self._casts_inputs, self.own_regions, self.recipe = False, False, FP32
+        self.own_regions, self.recipe = False, FP32
+        modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
+        every_trained = nn.ParameterList(p for one in self.optimizers.values() for p in _parameters_of(one))
+        low = [one for one in (*modules, every_trained) if stores_low(one)]  # of which the first step may call some
+        self.root, self._storage = nn.Module(), Storage(low, ())
         used, self.own_regions = call_forked(lambda tell: self.run(FP32, 1, tell) and (self._used, self.own_regions))
         if used.isdisjoint(self.optimizers):
             raise bad_step("the first step calls no optimizer's step(): give a function that runs one whole step")
@@ -93,8 +98,6 @@ class Session:
         groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
         self.trained, roots = {p: n for n, group in groups for p in group["params"]}, dict[str, nn.Module]()
         left = {*self.trained}
-        modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
-        self._called = [one for one in modules if id(one) in used]
         for module in sorted(modules, key=lambda m: -sum(1 for _ in m.modules())):
             if own := left.intersection(module.parameters()):
                 roots[f"{type(module).__name__}{len(roots)}"] = module
@@ -102,6 +105,7 @@ class Session:
         if bare := [p for p in self.trained if p in left and isinstance(p, nn.Parameter)]:
             roots[f"ParameterList{len(roots)}"] = nn.ParameterList(bare)
         self.root = nn.ModuleDict(roots) if len(roots) > 1 else next(iter(roots.values()), nn.Module())
+        self._storage = Storage((self.root, *(one for one in modules if id(one) in used)), self.trained)
         named = ((p, path) for path, p in self.root.named_parameters() if p in self.trained and p.numel())
         self._parameters = {p: without_wrappers(path) for p, path in named}
         if any(p.device.type in NATIVE for p in self.trained):
@@ -152,11 +156,12 @@ class Session:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), in FP32 or in
         emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
         the sum of the losses on which it called `backward`."""
-        recipe, dtype, names = self.recipe, dtype_of(self.recipe.format), required_arguments(self._step)
+        recipe, dtype = self.recipe, dtype_of(self.recipe.format)
         self._losses, self._used = list[float](), set[int]()  # of `backward`; ids of the called optimizers and modules
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
         regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes
         emulated = written_as_meant() if recipe.format == "fp32" else emulate("cuda")
+        batch = self._storage.cast_batch(batch, recipe)
         with ieee(), disable_compilers(), emulated if handler is None else intercept(handler):
             enter = vars(torch.autocast)["__enter__"]
 
@@ -169,7 +174,7 @@ class Session:
 
             around = torch.autocast("cuda", dtype=dtype) if regional and not self.own_regions else nullcontext()
             with around, swap_attribute(torch.autocast, "__enter__", enter_region):
-                value = self._step(*(batch if len(names) > 1 else [batch][: len(names)]))
+                value = call_step(self._step, batch)
                 while self._running:  # a `step()` of an optimizer that raised, and the user's step caught the exception
                     self._running.popitem()[1].close()
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
@@ -214,14 +219,17 @@ class Session:
     def _convert(self, recipe: Recipe) -> None:
         """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
         modules in later steps; apply the recipe's scopes, or remove those of another recipe."""
-        dtype = dtype_of(recipe.format) if recipe.stored else torch.float32
-        if recipe.name != "as_written" and any(p.dtype is not dtype for p in self._parameters):
-            self._casts_inputs = True
-            for module in (self.root, *self._called):  # `module.to` would make complex tensors real
-                module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
-            for optimizer in self.optimizers.values():
-                with swap_attribute(optimizer, "param_groups", optimizer.param_groups):  # to which the step may refer
-                    optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the weights' dtypes
+        if recipe.name != "as_written":
+            before = {number: [p.dtype for p in _parameters_of(one)] for number, one in self.optimizers.items()}
+            self._storage.convert(recipe)
+            for number, optimizer in self.optimizers.items():
+                if before[number] != [p.dtype for p in _parameters_of(optimizer)]:
+                    with swap_attribute(
+                        optimizer, "param_groups", optimizer.param_groups
+                    ):  # to which the step may refer
+                        optimizer.load_state_dict(
+                            optimizer.state_dict()
+                        )  # which casts the state to the weights' dtypes
         if recipe.scopes or self.recipe.scopes:
             # Each module in a container, which is itself not called, gets the scope of the root.
             parts = self.root if isinstance(self.root, nn.ModuleDict) else ()
@@ -233,9 +241,7 @@ class Session:
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         outermost = not self._calls
         self._used.add(id(module))
-        if outermost and self._casts_inputs:
-            wanted = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
-            args, kwargs = lowered_batch((args, kwargs), wanted) if wanted else (args, kwargs)
+        args, kwargs = self._storage.cast_inputs(module, (args, kwargs), self.recipe, outermost)
         self._calls.append(module)
         try:
             result = original(module, *args, **kwargs)
@@ -327,6 +333,11 @@ class Session:
             decays = decay and rate and type(optimizer).__module__.startswith("torch.optim")
             series.decay_lost.append(_share(still, weight != 0) if decays else None)
         return fp32 | gradients
+
+
+def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The parameters of all groups of an optimizer, in order."""
+    return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, nn.Parameter)]
 
 
 def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> Any:
