@@ -16,7 +16,7 @@ from ..settings import Flag, Option
 from .output import say
 from .verbs import WithTarget
 
-BATCHES = ("batches", "get_batches", "train_loader", "loader")
+BATCHES = ("batches", "get_batches", "train_loader", "train_dataloader", "dataloader", "loader", "get_inputs")
 
 
 class Rehearse(WithTarget):
@@ -24,13 +24,14 @@ class Rehearse(WithTarget):
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     stages: ClassVar = ("load", "rehearse")
-    target: Annotated[str, Option(shown="FILE.py:STEP", path="place")]
-    """a function that runs one training step on a batch"""
+    target: Annotated[str, Option(shown="FILE.py[:STEP]", path="place")]
+    """a function that runs one training step on a batch, a LightningModule or a Trainer of transformers; by default the
+    only one in FILE.py"""
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
     """the batches for the training step: `f.py:name`, or a name in FILE.py; by default `batches`, `get_batches()`,
-    `train_loader` or `loader` in FILE.py"""
+    `train_loader`, `train_dataloader`, `dataloader`, `loader` or `get_inputs()` in FILE.py"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit. An autocast plan of the audit is rehearsed too: the recommended plan if it
     uses autocast, else the BF16 plan, else the FP16 plan"""
@@ -41,6 +42,7 @@ class Rehearse(WithTarget):
         """Run a training step in several recipes; write the result and print it."""
         from ..loading.target import call, import_target, named_in, parse, user_code
         from ..rehearsal import rehearse
+        from ..rehearsal.loops import find_step
         from ..report import blocks, rehearsal
 
         target = parse(self.target)
@@ -48,15 +50,20 @@ class Rehearse(WithTarget):
         directory = self.out or Path("audits") / f"{target.name}-rehearsal"
         folder.check_directory(directory)
         with user_code(target, self.seed):
+            module = import_target(target)
+            if target.symbol is None:
+                target = replace(target, symbol=find_step(module, target.label, self.target))
             advice = "name the function that runs one training step, as in train.py:step"
-            step, module = named_in(target, advice, "missing-target", self.seed), import_target(target)
+            step = named_in(target, advice, "missing-target", self.seed)
+            if target.text.endswith(")"):  # a function or class that returns the step, with literal arguments
+                step = call(step, target.text, "bad-step", *target.args, **target.kwargs)
             batches: Any = None
             if name := self.batches or next((name for name in BATCHES if hasattr(module, name)), None):
                 where = parse(name) if ":" in name else replace(target, symbol=name)
                 value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
                 made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
                 batches = value if isinstance(made, Iterator) else made  # a function is called again for the next pass
-            how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": self.target}
+            how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": target.text}
             result = rehearse.rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
         files = result.save(directory)
         progress.close()

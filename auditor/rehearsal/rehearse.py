@@ -6,23 +6,24 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..artefact.base import plan_table
 from ..errors import AuditorError, let_through
-from ..loading.target import guard_progress
+from ..loading.target import call, guard_progress
 from ..numerics.formats import dtype_of, label
 from ..records import Plan, Progress
 from ..records.audit import Audit
 from ..training.recommend import HEADROOM, tolerated_error
 from ..training.step import LOSS
+from .batches import Batches, number_batches
+from .loops import as_step
 from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
 from .session import Session, bad_step, call_forked
 
-Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
 FIRST_SCALE = 65536.0  # GradScaler's default
 LOST, ALL = 0.2, 0.9
 """Share of affected entries, beyond FP32's, from which there is a problem: in all parameters together, and in one."""
@@ -46,7 +47,7 @@ HARM = {
 
 
 def rehearse(
-    step: Callable[..., Any],
+    step: Any,
     batches: Batches = None,
     steps: int = 200,
     *,
@@ -58,20 +59,25 @@ def rehearse(
 ) -> Rehearsal:
     """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU, in forked processes.
 
-    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. The step runs forward,
-    `backward()` and the optimizers' `step()`, in FP32 or with its own autocast regions and GradScaler; recipes set the
-    dtype of such regions. Model and optimizers must already exist. batches: an iterable, or a function that returns one
-    for each pass; repeated if too short. At the end of an iterator, the rehearsal ends. plan: an audit, or one of its
+    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`; a dict as
+    `step(**batch)` if the step takes several arguments or `**`. The step runs forward, `backward()` and the optimizers'
+    `step()`, in FP32 or with its own autocast regions and GradScaler; recipes set the dtype of such regions. Model and
+    optimizers must already exist. Or a LightningModule, or a Trainer of transformers. batches: an iterable, or a function
+    that returns one for each pass; repeated if too short; or one tensor or dict, which is one batch. At the end of an
+    iterator, the rehearsal ends. By default those of a LightningModule or Trainer. plan: an audit, or one of its
     plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. progress: called as
     progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed, or
     fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
+    name = target or getattr(step, "__qualname__", type(step).__name__)
+    step, own_batches = call(as_step, f"preparing {name}", "bad-step", step, steps)
+    batches = own_batches if batches is None else batches
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise bad_step("rehearse needs a function that runs one step, and a number of steps from 1 on")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
     tell = guard_progress(progress or (lambda *_: None))
-    session = Session(step, partial(_number_batches, batches), seed)
+    session = Session(step, partial(number_batches, batches, step), seed)
 
     def run(recipe: Recipe) -> RecipeRun:
         losses: list[float] = []
@@ -93,7 +99,6 @@ def rehearse(
     recipes += remedies_for(runs) if remedies else ()
     runs |= {recipe.name: run(recipe) for recipe in recipes if recipe.name not in runs}
     problems = tuple(problem for name in runs if name != "fp32" for problem in problems_of(name, runs))
-    name = target or getattr(step, "__qualname__", type(step).__name__)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
 
 
@@ -114,15 +119,6 @@ def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
         scale = FIRST_SCALE if plan.format == "fp16" else None
         scopes = {**plan_table(plan)["scopes"], LOSS: {"precision": "fp32"}}
         yield Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes)
-
-
-def _number_batches(batches: Batches) -> Iterator[tuple[int, Any]]:
-    """Yield (number, batch), and repeat the batches until a pass has none: an iterator has one pass with batches."""
-    number = 0
-    while number >= 0:
-        number, made = -1, [None] if batches is None else batches() if callable(batches) else batches
-        for number, batch in enumerate(made):
-            yield number, batch
 
 
 def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProblem]:

@@ -166,8 +166,12 @@ class Session:
             enter = vars(torch.autocast)["__enter__"]
 
             def enter_region(region: Any) -> Any:
-                outside = not self._calls and torch._C._current_graph_task_id() == NO_PASS
-                if outside and getattr(region, "_meant", region._enabled):
+                is_own = not self._calls or (len(self._calls) == 1 and not recipe.scopes and not _in_autocast())
+                if (
+                    is_own
+                    and torch._C._current_graph_task_id() == NO_PASS
+                    and getattr(region, "_meant", region._enabled)
+                ):
                     self.own_regions = True
                     region._enabled, region._meant, region.fast_dtype = regional, regional, dtype
                 return enter(region)
@@ -333,6 +337,12 @@ class Session:
             decays = decay and rate and type(optimizer).__module__.startswith("torch.optim")
             series.decay_lost.append(_share(still, weight != 0) if decays else None)
         return fp32 | gradients
+
+
+def _in_autocast() -> bool:
+    """Whether an autocast region is open. If none is, one that the forward of an outermost module opens is the step's:
+    accelerate, for example, wraps the forward of a prepared model."""
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
