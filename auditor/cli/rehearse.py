@@ -22,7 +22,19 @@ BATCHES = ("batches", "get_batches", "train_loader", "train_dataloader", "datalo
 class Rehearse(WithTarget):
     """Run a training step a few hundred times in several recipes (FP32, autocast, BF16 weights); recommend one."""
 
-    takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
+    takes = (
+        "target",
+        "steps",
+        "batches",
+        "plan_file",
+        "remedies",
+        "recipes",
+        "ranks",
+        "out",
+        "timeout",
+        "seed",
+        "quiet",
+    )
     stages: ClassVar = ("load", "rehearse")
     target: Annotated[str, Option(shown="FILE.py[:STEP]", path="place")]
     """a function that runs one training step on a batch, a LightningModule or a Trainer of transformers; by default the
@@ -37,6 +49,11 @@ class Rehearse(WithTarget):
     uses autocast, else the BF16 plan, else the FP16 plan"""
     remedies: Flag = True
     """if a recipe has a problem, also run variants of the recipe, each with a fix"""
+    recipes: Annotated[str, Option("names, separated by commas", "NAMES")] = ""
+    """further recipes to run: `stochastic_rounding`, `kahan_sums` (weights in BF16), `bf16_state` (Adam's moments in BF16),
+    `ranks` (BF16 gradients of simulated ranks, summed in FP32 and in BF16), or `all`"""
+    ranks: Annotated[int, Field(ge=2, le=1024), Option("a whole number from 2 to 1024", "N")] = 8
+    """number of simulated ranks of `--recipes ranks`; each gets a part of the rows of every batch"""
 
     def run(self, progress: Display) -> None:
         """Run a training step in several recipes; write the result and print it."""
@@ -63,7 +80,9 @@ class Rehearse(WithTarget):
                 value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
                 made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
                 batches = value if isinstance(made, Iterator) else made  # a function is called again for the next pass
-            how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": target.text}
+            names = [name.strip() for name in self.recipes.split(",") if name.strip()]
+            how: dict[str, Any] = {"remedies": self.remedies, "recipes": names, "ranks": self.ranks}
+            how |= {"progress": progress, "target": target.text}
             result = rehearse.rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
         files = result.save(directory)
         progress.close()

@@ -21,7 +21,19 @@ from ..training.recommend import HEADROOM, tolerated_error
 from ..training.step import LOSS
 from .batches import Batches, number_batches
 from .loops import as_step
-from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
+from .result import (
+    FP32,
+    FURTHER,
+    RANKS,
+    REMEDIES,
+    ROUNDINGS,
+    NonFiniteStep,
+    Recipe,
+    RecipeProblem,
+    RecipeRun,
+    Rehearsal,
+    further_recipes,
+)
 from .session import Session, bad_step, call_forked
 
 FIRST_SCALE = 65536.0  # GradScaler's default
@@ -54,6 +66,8 @@ def rehearse(
     plan: Audit | Plan | None = None,
     seed: int = 0,
     remedies: bool = True,
+    recipes: Sequence[str] = (),
+    ranks: int = RANKS,
     progress: Progress | None = None,
     target: str = "",
 ) -> Rehearsal:
@@ -65,8 +79,9 @@ def rehearse(
     optimizers must already exist. Or a LightningModule, or a Trainer of transformers. batches: an iterable, or a function
     that returns one for each pass; repeated if too short; or one tensor or dict, which is one batch. At the end of an
     iterator, the rehearsal ends. By default those of a LightningModule or Trainer. plan: an audit, or one of its
-    plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. progress: called as
-    progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed, or
+    plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. recipes: further ones to run,
+    "stochastic_rounding", "kahan_sums", "bf16_state" (Adam's moments), "ranks" (BF16 gradients of `ranks` simulated
+    ranks, summed in FP32 and in BF16), or "all". progress: called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed, or
     fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
     name = target or getattr(step, "__qualname__", type(step).__name__)
@@ -74,6 +89,10 @@ def rehearse(
     batches = own_batches if batches is None else batches
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise bad_step("rehearse needs a function that runs one step, and a number of steps from 1 on")
+    if unknown := [name for name in recipes if name not in (*FURTHER, "all")]:
+        raise bad_step(f"no recipe is called {unknown[0]!r}: give {', '.join(FURTHER)} or all")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:
+        raise bad_step("ranks must be a whole number from 2 on")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
     tell = guard_progress(progress or (lambda *_: None))
@@ -84,7 +103,7 @@ def rehearse(
 
         def hear(said: str) -> None:
             losses.append(float(said.split()[-1]))
-            tell("rehearse", recipe.title, steps * recipes.index(recipe) + len(losses), steps * (len(recipes) + 1))
+            tell("rehearse", recipe.title, steps * planned.index(recipe) + len(losses), steps * (len(planned) + 1))
 
         try:
             return call_forked(partial(session.run, recipe, steps), hear)
@@ -94,10 +113,10 @@ def rehearse(
                 raise bad_step(f"the step fails in FP32: {error}") from error
             return RecipeRun(recipe, losses, failure=str(error))
 
-    recipes = [FP32, *_recipes(session, plan)]
-    runs = {recipe.name: run(recipe) for recipe in recipes}
-    recipes += remedies_for(runs) if remedies else ()
-    runs |= {recipe.name: run(recipe) for recipe in recipes if recipe.name not in runs}
+    planned = [FP32, *_recipes(session, plan), *further_recipes(recipes, ranks)]
+    runs = {recipe.name: run(recipe) for recipe in planned}
+    planned += remedies_for(runs) if remedies else ()
+    runs |= {recipe.name: run(recipe) for recipe in planned if recipe.name not in runs}
     problems = tuple(problem for name in runs if name != "fp32" for problem in problems_of(name, runs))
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
 
@@ -167,6 +186,8 @@ def remedies_for(runs: Mapping[str, RecipeRun]) -> Iterator[Recipe]:
     also a variant that sums gradients in FP32. A recipe that fails has no variants."""
     for name, run in [item for item in runs.items() if item[1].failure is None and item[0] != "fp32"]:
         own, problems = run.recipe, {p.kind: p for p in problems_of(name, runs)}
+        if own.remedies or own.ranks > 1:  # a further recipe: the recipe that it changes has variants
+            continue
         vary = partial(replace, own, repairs=name)
         if own.stored:
             low = ("eps", "fp32_master_weights") if own.format == "fp16" else ROUNDINGS * ("not-finite" not in problems)
@@ -184,13 +205,18 @@ def remedies_for(runs: Mapping[str, RecipeRun]) -> Iterator[Recipe]:
             yield vary(name=f"{name}_islands", title=title, scopes=scopes)
 
 
+def _preference(recipe: Recipe) -> tuple[bool, bool, bool]:
+    """The sort key of recipes without a problem, the first of which is recommended: FP32 weights, no further change."""
+    return recipe.stored, bool(recipe.remedies) or recipe.ranks > 1, recipe.repairs != ""
+
+
 def recommend(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) -> tuple[str, str]:
     """The name of the recommended recipe, with the reason in a sentence or two."""
     broken, fp32 = {"fp32", *(problem.recipe for problem in problems)}, runs["fp32"]
     holding = [run for name, run in runs.items() if name not in broken]
     if not holding:
         return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
-    run, *others = sorted(holding, key=lambda run: (run.recipe.stored, run.recipe.repairs != ""))
+    run, *others = sorted(holding, key=lambda run: _preference(run.recipe))
     done = "" if run.recipe.repairs else ", without further changes"
     text = f"Train in {run.recipe.title}{done}. The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"
     if skipped := len(run.skipped):

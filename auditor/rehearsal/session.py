@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any
@@ -34,6 +35,7 @@ from ..training.blame import NO_PASS, Trail, blame
 from ..training.replay import gradient_error
 from ..training.step import LOSS
 from .batches import call_step
+from .ranks import mean_gradient, shard
 from .result import FP32, REMEDIES, ROUNDINGS, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 from .storage import Storage, stores_low
 
@@ -72,6 +74,14 @@ def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[st
     return done
 
 
+@dataclass
+class _Ranks:
+    """Gradients of one step, by the number of the backward pass: of this process, and of each other rank."""
+
+    own: list[dict[str, Any]] = field(default_factory=list)
+    others: list[list[dict[str, Any]]] = field(default_factory=list)
+
+
 class Session:
     """The user's step, and its runs, each in a separate process. optimizers: {id: optimizer}, those that the first step
     calls. trained: {parameter: number of its group}. root: the module with these parameters, or a container. own_regions:
@@ -86,7 +96,7 @@ class Session:
         self._step, self._batches, self._seed = step, batches, seed
         self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
-        self.own_regions, self.recipe = False, FP32
+        self.own_regions, self.recipe, self._ranks = False, FP32, _Ranks()
         modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
         every_trained = nn.ParameterList(p for one in self.optimizers.values() for p in _parameters_of(one))
         low = [one for one in (*modules, every_trained) if stores_low(one)]  # of which the first step may call some
@@ -153,6 +163,39 @@ class Session:
         return result
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
+        """Run the user's step on a batch, or on each rank's rows of the batch; returns the mean of the ranks' losses.
+
+        The other ranks run in forked processes; their gradients are then added to this process's in `_run_backward`.
+        """
+        count = self.result.recipe.ranks
+        if count == 1:
+            return self._call_rank(batch, handler)
+        others = [call_forked(partial(self._run_rank, shard(batch, rank, count))) for rank in range(1, count)]
+        self._ranks = _Ranks(others=[gradients for _, gradients in others])
+        loss = self._call_rank(shard(batch, 0, count), handler)
+        return (loss + sum(loss for loss, _ in others)) / count
+
+    def _run_rank(self, batch: Any, tell: object) -> tuple[float, list[dict[str, Any]]]:
+        """The loss of another rank, and its gradients after each backward pass, as NumPy arrays."""
+        self._ranks = _Ranks()
+        return self._call_rank(batch), self._ranks.own
+
+    def _reduce(self, before: dict[str, Any]) -> None:
+        """Replace the gradients of a backward pass by their mean over all ranks; another rank records them instead.
+        before: {parameter: its gradient before the pass}."""
+        recipe, parameters = self.result.recipe, {name: p for p, name in self._parameters.items() if p.grad is not None}
+        own = {
+            name: dense(p.grad.detach()) - before.get(name, 0.0) for name, p in parameters.items() if p.grad is not None
+        }
+        number = len(self._ranks.own)
+        self._ranks.own.append({name: gradient.numpy() for name, gradient in own.items()})
+        others = [gradients[number] for gradients in self._ranks.others if number < len(gradients)]
+        formats = ("fp32", "fp32") if self.recipe == FP32 else (recipe.format, recipe.summed)
+        for name, gradient in own.items() if others else ():
+            every = [gradient, *(torch.as_tensor(each[name]) for each in others if name in each)]
+            parameters[name].grad = before.get(name, 0.0) + mean_gradient(every, *formats)
+
+    def _call_rank(self, batch: Any, handler: Trail | None = None) -> float:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), in FP32 or in
         emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
         the sum of the losses on which it called `backward`."""
@@ -261,6 +304,10 @@ class Session:
         if torch._C._current_graph_task_id() != NO_PASS:
             return original(roots, gradients, *args, **kwargs)
         scale = torch.full((), self.result.scale or 1.0)
+        reduces = kwargs["accumulate_grad"] and self.result.recipe.ranks > 1
+        before = {
+            n: dense(p.grad.detach()).clone() for p, n in self._parameters.items() if reduces and p.grad is not None
+        }
         with torch.autocast("cuda", enabled=False), ExitStack() as hooks:
             if kwargs["accumulate_grad"]:
                 self.result.backward_passes += not self.result.losses
@@ -269,6 +316,9 @@ class Session:
                 for p in {p for group in groups for p in group["params"] if p.requires_grad and scale != 1}:
                     hooks.callback(p.register_hook(lambda x: x / scale).remove)  # type: ignore[no-untyped-call]
             result = original(roots, over_tensors(lambda x: x * scale, gradients), *args, **kwargs)
+        if reduces:
+            with plain_torch():
+                self._reduce(before)
         if not self.own_regions:  # a user would leave the region around the forward pass
             clear_weight_casts()
         return over_tensors(lambda x: x / scale, result)
