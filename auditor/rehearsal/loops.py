@@ -28,6 +28,10 @@ def as_step(value: Any, steps: int) -> tuple[Any, Batches]:
     steps: number of steps, for the schedule of a Trainer.
     """
     if isinstance(value, type) and _is_lightning(value):
+        if names := required_arguments(value):
+            said = f"{value.__name__} needs arguments ({', '.join(names)})"
+            example = f"{value.__name__}({', '.join(f'{name}=...' for name in names)})"
+            raise LoadError(f"{said}: give them as '{example}', or name a LightningModule that exists", "bad-step")
         value = value()
     if _is_lightning(value):
         loader = getattr(value, "train_dataloader", None)
@@ -69,7 +73,10 @@ class LightningStep:
 
     def __init__(self, module: Any) -> None:
         self.module, self._numbers = module, itertools.count()
-        self.optimizers, self.schedulers = _configured(module.configure_optimizers())
+        self.optimizers, schedules = _configured(module.configure_optimizers())
+        self.schedulers = [one["scheduler"] for one in schedules]
+        # by default, Lightning steps a schedule after each epoch, which a rehearsal does not know
+        self._of_steps = [one["scheduler"] for one in schedules if one.get("interval") == "step"]
 
     def __call__(self, batch: Any) -> Any:
         """Run one step; returns the loss, or None if `training_step` returns none."""
@@ -86,7 +93,7 @@ class LightningStep:
             loss.backward()
             for optimizer in self.optimizers:
                 optimizer.step()
-            for scheduler in self.schedulers:
+            for scheduler in self._of_steps:
                 scheduler.step()
         return loss.detach() if isinstance(loss, torch.Tensor) else loss
 
@@ -152,8 +159,8 @@ def _calls_backward(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _configured(value: Any) -> tuple[list[Any], list[Any]]:
-    """The optimizers and the schedulers of each step, in every form that `configure_optimizers` may return."""
+def _configured(value: Any) -> tuple[list[Any], list[Mapping[str, Any]]]:
+    """The optimizers, and the settings of the schedules, in every form that `configure_optimizers` may return."""
     if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(part, tuple | list) for part in value):
         optimizers, schedules = value
     elif isinstance(value, Mapping):
@@ -165,6 +172,4 @@ def _configured(value: Any) -> tuple[list[Any], list[Any]]:
     else:
         optimizers, schedules = [] if value is None else [value], []
     settings = [one if isinstance(one, Mapping) else {"scheduler": one} for one in schedules if one is not None]
-    # by default, Lightning steps a schedule after each epoch, which a rehearsal does not know
-    of_steps = [one["scheduler"] for one in settings if one.get("interval") == "step"]
-    return list(optimizers), of_steps
+    return list(optimizers), settings

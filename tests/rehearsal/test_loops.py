@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import auditor
 from auditor.capture.emulation import emulate
 from auditor.cli import main
+from auditor.errors import LoadError
 from auditor.rehearsal.loops import LightningStep, TrainerStep
 from tests.rehearsal.cases import classes, mlp
 from tests.support.refusing import refused
@@ -48,6 +49,8 @@ class Classifier(nn.Module):
             optimizer.zero_grad()
             module.manual_backward(loss)
             optimizer.step()
+            if (schedule := module.lr_schedulers()) is not None:
+                schedule.step()
             return None
         return {"loss": loss}
 
@@ -71,12 +74,13 @@ def by_hand(steps: int, decays: bool) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("form", ["one", "list", "pair", "epochs", "dict", "dicts", "manual"])
+@pytest.mark.parametrize("form", ["one", "list", "pair", "epochs", "dict", "dicts", "manual", "manual epochs"])
 def test_a_lightning_module_is_rehearsed_as_a_loop_by_hand(form: str) -> None:
-    module = Classifier("one", manual=True) if form == "manual" else Classifier(form)
+    of_hand = {"manual": "one", "manual epochs": "epochs"}
+    module = Classifier(of_hand.get(form, form), manual=form in of_hand)
     weight = module.model[0].weight.detach().clone()
     found = auditor.rehearse(module, steps=3, remedies=False)
-    decays = form in ("pair", "dict", "dicts")
+    decays = form in ("pair", "dict", "dicts", "manual epochs")  # whose step calls the schedule
     assert found.runs["bf16_autocast"].losses == pytest.approx(by_hand(3, decays), rel=1e-6)
     assert all(run.failure is None for run in found.runs.values())
     assert torch.equal(module.model[0].weight, weight)
@@ -227,7 +231,13 @@ def test_a_loop_that_cannot_be_prepared_is_refused_in_one_line() -> None:
         def configure_optimizers(self) -> Any:
             raise ValueError("no luck")
 
-    with refused(auditor.errors.AuditorError, "bad-step", match="preparing Broken raised ValueError: no luck"):
+    class Wide(Classifier):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+
+    with refused(LoadError, "bad-step", match="preparing Broken raised ValueError: no luck"):
         auditor.rehearse(Broken(), steps=3)
+    with refused(LoadError, "bad-step", match=r"needs arguments \(width\): give them as '.*Wide\(width=...\)'"):
+        auditor.rehearse(Wide, steps=3)
     assert LightningStep(Classifier()).optimizers
     assert TrainerStep(Trainer(), 3).trainer.optimizer is not None
