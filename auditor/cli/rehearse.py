@@ -16,30 +16,48 @@ from ..settings import Flag, Option
 from .output import say
 from .verbs import WithTarget
 
-BATCHES = ("batches", "get_batches", "train_loader", "loader")
+BATCHES = ("batches", "get_batches", "train_loader", "train_dataloader", "dataloader", "loader", "get_inputs")
 
 
 class Rehearse(WithTarget):
     """Run a training step a few hundred times in several recipes (FP32, autocast, BF16 weights); recommend one."""
 
-    takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
+    takes = (
+        "target",
+        "steps",
+        "batches",
+        "plan_file",
+        "remedies",
+        "recipes",
+        "ranks",
+        "out",
+        "timeout",
+        "seed",
+        "quiet",
+    )
     examples = (
         ("rehearse train.py:step", "200 steps of train.step, in FP32 and in every recipe"),
         ("rehearse train.py:step --steps 1000 --plan audits/model", "more steps, and the plan of an audit too"),
     )
     stages: ClassVar = ("load", "rehearse")
-    target: Annotated[str, Option(shown="FILE.py:STEP", path="place")]
-    """a function that runs one training step on a batch"""
+    target: Annotated[str, Option(shown="FILE.py[:STEP]", path="place")]
+    """a function that runs one training step on a batch, a LightningModule or a Trainer of transformers; by default the
+    only one in FILE.py"""
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number from 1 to 999999", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
     """the batches for the training step: `f.py:name`, or a name in FILE.py; by default `batches`, `get_batches()`,
-    `train_loader` or `loader` in FILE.py"""
+    `train_loader`, `train_dataloader`, `dataloader`, `loader` or `get_inputs()` in FILE.py"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit. An autocast plan of the audit is rehearsed too: the recommended plan if it
     uses autocast, else the BF16 plan, else the FP16 plan"""
     remedies: Flag = True
     """if a recipe has a problem, also run variants of the recipe, each with a fix"""
+    recipes: Annotated[str, Option("names, separated by commas", "NAMES")] = ""
+    """further recipes to run: `stochastic_rounding`, `kahan_sums` (weights in BF16), `bf16_state` (Adam's moments in BF16),
+    `ranks` (BF16 gradients of simulated ranks, summed in FP32 and in BF16), or `all`"""
+    ranks: Annotated[int, Field(ge=2, le=1024), Option("a whole number from 2 to 1024", "N")] = 8
+    """number of simulated ranks of `--recipes ranks`; each gets a part of the rows of every batch"""
 
     def run(self, progress: Display) -> None:
         """Run a training step in several recipes; write the result and print it."""
@@ -47,6 +65,7 @@ class Rehearse(WithTarget):
         from ..capture.regions import written_as_meant
         from ..loading.target import call, import_target, named_in, parse, user_code
         from ..rehearsal import rehearse
+        from ..rehearsal.loops import find_step
         from ..report import blocks, rehearsal
 
         target = parse(self.target)
@@ -55,15 +74,22 @@ class Rehearse(WithTarget):
         folder.check_directory(directory)
         # Autocast regions and GradScalers that the file creates are not disabled without a GPU.
         with user_code(target, self.seed), written_as_meant(), scaled_as_on_cuda():
+            module = import_target(target)
+            if target.symbol is None:
+                target = replace(target, symbol=find_step(module, target.label, self.target))
             advice = "name the function that runs one training step, as in train.py:step"
-            step, module = named_in(target, advice, "missing-target", self.seed), import_target(target)
+            step = named_in(target, advice, "missing-target", self.seed)
+            if target.text.endswith(")"):  # a function or class that returns the step, with literal arguments
+                step = call(step, target.text, "bad-step", *target.args, **target.kwargs)
             batches: Any = None
             if name := self.batches or next((name for name in BATCHES if hasattr(module, name)), None):
                 where = parse(name) if ":" in name else replace(target, symbol=name)
                 value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
                 made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
                 batches = value if isinstance(made, Iterator) else made  # a function is called again for the next pass
-            how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": self.target}
+            names = [name.strip() for name in self.recipes.split(",") if name.strip()]
+            how: dict[str, Any] = {"remedies": self.remedies, "recipes": names, "ranks": self.ranks}
+            how |= {"progress": progress, "target": target.text}
             result = rehearse.rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
         files = result.save(directory)
         progress.close()

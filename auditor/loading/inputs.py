@@ -38,11 +38,18 @@ SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", TEXT)
 MOST_BATCHES = 32
 """Maximum number of batches taken from an iterable such as a generator or DataLoader."""
 
+LABELS = ("label", "labels", "target", "targets", "y")
+"""Names of entries that are labels, if forward takes no argument of the name."""
+
 BATCH, TOKENS = 2, 16
 SAMPLES = 16_000
 """Samples in one second of audio, at the sampling rate of speech models."""
 LENGTHS = (16, 8, 32, 64, 128)
 SIDES = (32, 64, 28, 224, 8, 16, 96, 128, 256)
+
+
+class NoNames(dict[str, Any]):
+    """The empty keyword arguments of a batch that the user gave as one tensor, and not as a tuple of one tensor."""
 
 
 @dataclass(frozen=True)
@@ -173,29 +180,30 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
 
 
 def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[Batch, ...], tuple[str, ...]]:
-    """Leave out the last tensor of each batch where forward takes one argument less: a DataLoader of (x, label) pairs.
-
-    The tensor must have as many rows as the first one. Returns the batches, and a note if something was left out.
-    """
-    parameters = inspect.signature(model.forward).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return batches, ()
-    most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    """Leave out labels that forward does not take: the last of one argument too many, as in a DataLoader of (x, label)
+    pairs, and named entries, as in a dict of x and label. Returns the batches, and a note if something was left out."""
+    parameters = inspect.signature(model.forward).parameters
+    kinds = {p.kind for p in parameters.values()}
+    most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
     has_labels = [len(args) == most + 1 and may_end_in_labels(args) for args, _ in batches]
-    if not batches or not all(has_labels):
+    if batches and all(has_labels) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        taken = "one argument" if most == 1 else f"{most} arguments"
+        note = f"The last tensor of each batch is taken for labels and left out, since forward takes only {taken}."
+        return tuple((args[:-1], kwargs) for args, kwargs in batches), (note,)
+    left = [name for name in LABELS if name not in parameters and any(name in kwargs for _, kwargs in batches)]
+    if not left or inspect.Parameter.VAR_KEYWORD in kinds:
         return batches, ()
-    taken = "one argument" if most == 1 else f"{most} arguments"
-    note = f"The last tensor of each batch is taken for labels and left out, since forward takes only {taken}."
-    return tuple((args[:-1], kwargs) for args, kwargs in batches), (note,)
+    listed = " and ".join(f"`{name}`" for name in left)
+    note = f"{listed} of each batch: taken for labels and left out, since forward takes no such argument."
+    return tuple((args, {n: x for n, x in kwargs.items() if n not in left}) for args, kwargs in batches), (note,)
 
 
 def may_end_in_labels(args: Sequence[Any]) -> bool:
-    """Whether the last of several arguments is a tensor with as many rows as the first one."""
-    if len(args) < 2:
+    """Whether the tensors of the last of several arguments have as many rows as the first argument."""
+    if len(args) < 2 or not isinstance(args[0], Tensor) or args[0].dim() == 0:
         return False
-    first, last = args[0], args[-1]
-    are_tensors = isinstance(first, Tensor) and isinstance(last, Tensor)
-    return are_tensors and first.dim() > 0 and last.dim() > 0 and len(first) == len(last)
+    labels = tensors_in(args[-1])
+    return bool(labels) and all(x.dim() > 0 and len(x) == len(args[0]) for x in labels)
 
 
 def shapes_of(batch: Batch) -> tuple[str, ...]:
@@ -206,7 +214,7 @@ def shapes_of(batch: Batch) -> tuple[str, ...]:
 
 def _one_call(value: Any, source: str) -> Batch:
     if isinstance(value, Tensor | np.ndarray):
-        return (value,), {}
+        return (value,), NoNames()
     if isinstance(value, Mapping | tuple | list):
         reject_iterators(value, source)
     match value:

@@ -6,23 +6,37 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..artefact.base import plan_table
 from ..errors import AuditorError, let_through
-from ..loading.target import guard_progress
+from ..loading.target import call, guard_progress
 from ..numerics.formats import dtype_of, label
 from ..records import Plan, Progress
 from ..records.audit import Audit
 from ..training.recommend import HEADROOM, tolerated_error
 from ..training.step import LOSS
-from .result import AS_WRITTEN, FP32, REMEDIES, ROUNDINGS, NonFiniteStep, Recipe, RecipeProblem, RecipeRun, Rehearsal
+from .batches import Batches, number_batches
+from .loops import as_step
+from .result import (
+    AS_WRITTEN,
+    FP32,
+    FURTHER,
+    RANKS,
+    REMEDIES,
+    ROUNDINGS,
+    NonFiniteStep,
+    Recipe,
+    RecipeProblem,
+    RecipeRun,
+    Rehearsal,
+    further_recipes,
+)
 from .session import Session, bad_step, call_forked
 
-Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
 FIRST_SCALE = 65536.0  # GradScaler's default
 LOST, ALL = 0.2, 0.9
 """Share of affected entries, beyond FP32's, from which there is a problem: in all parameters together, and in one."""
@@ -49,39 +63,51 @@ HARM = {
 
 
 def rehearse(
-    step: Callable[..., Any],
+    step: Any,
     batches: Batches = None,
     steps: int = 200,
     *,
     plan: Audit | Plan | None = None,
     seed: int = 0,
     remedies: bool = True,
+    recipes: Sequence[str] = (),
+    ranks: int = RANKS,
     progress: Progress | None = None,
     target: str = "",
 ) -> Rehearsal:
     """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU, in forked processes.
 
-    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`. The step runs forward,
-    `backward()` and the optimizers' `step()`, in FP32 or with its own autocast regions and GradScaler; recipes set the
-    dtype of such regions. Model and optimizers must already exist. batches: an iterable, or a function that returns one
-    for each pass; repeated if too short. At the end of an iterator, the rehearsal ends. plan: an audit, or one of its
-    plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. progress: called as
-    progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed, or
+    step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`; a dict as
+    `step(**batch)` if the step takes several arguments or `**`. The step runs forward, `backward()` and the optimizers'
+    `step()`, in FP32 or with its own autocast regions and GradScaler; recipes set the dtype of such regions. Model and
+    optimizers must already exist. Or a LightningModule, or a Trainer of transformers. batches: an iterable, or a function
+    that returns one for each pass; repeated if too short; or one tensor or dict, which is one batch. At the end of an
+    iterator, the rehearsal ends. By default those of a LightningModule or Trainer. plan: an audit, or one of its
+    plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. recipes: further ones to run,
+    "stochastic_rounding", "kahan_sums", "bf16_state" (Adam's moments), "ranks" (BF16 gradients of `ranks` simulated
+    ranks, summed in FP32 and in BF16), or "all". progress: called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed, or
     fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
+    name = target or getattr(step, "__qualname__", type(step).__name__)
+    step, own_batches = call(as_step, f"preparing {name}", "bad-step", step, steps)
+    batches = own_batches if batches is None else batches
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise bad_step("rehearse needs a function that runs one step, and a number of steps from 1 on")
+    if unknown := [name for name in recipes if name not in (*FURTHER, "all")]:
+        raise bad_step(f"no recipe is called {unknown[0]!r}: give {', '.join(FURTHER)} or all")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:
+        raise bad_step("ranks must be a whole number from 2 on")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
     tell = guard_progress(progress or (lambda *_: None))
-    session = Session(step, partial(_number_batches, batches), seed)
+    session = Session(step, partial(number_batches, batches, step), seed)
 
     def run(recipe: Recipe) -> RecipeRun:
         losses: list[float] = []
 
         def hear(said: str) -> None:
             losses.append(float(said.split()[-1]))
-            tell("rehearse", recipe.title, steps * recipes.index(recipe) + len(losses), steps * (len(recipes) + 1))
+            tell("rehearse", recipe.title, steps * planned.index(recipe) + len(losses), steps * (len(planned) + 1))
 
         try:
             return call_forked(partial(session.run, recipe, steps), hear)
@@ -91,14 +117,13 @@ def rehearse(
                 raise bad_step(f"the step fails in FP32: {error}") from error
             return RecipeRun(recipe, losses, failure=str(error))
 
-    recipes = [FP32, *_recipes(session, plan)]
-    runs = {recipe.name: run(recipe) for recipe in recipes}
-    recipes += remedies_for(runs) if remedies else ()
-    runs |= {recipe.name: run(recipe) for recipe in recipes if recipe.name not in runs}
+    planned = [FP32, *_recipes(session, plan), *further_recipes(recipes, ranks)]
+    runs = {recipe.name: run(recipe) for recipe in planned}
+    planned += remedies_for(runs) if remedies else ()
+    runs |= {recipe.name: run(recipe) for recipe in planned if recipe.name not in runs}
     if AS_WRITTEN in runs:
         runs = {AS_WRITTEN: runs[AS_WRITTEN], **runs}
     problems = tuple(problem for name in runs if name != "fp32" for problem in problems_of(name, runs))
-    name = target or getattr(step, "__qualname__", type(step).__name__)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
 
 
@@ -130,15 +155,6 @@ def recipe_as_written(session: Session) -> Iterator[Recipe]:
     if parts:
         format_ = stored or region or "fp32"
         yield Recipe(AS_WRITTEN, f"as written: {', '.join(parts)}", format_, stored=stored is not None)
-
-
-def _number_batches(batches: Batches) -> Iterator[tuple[int, Any]]:
-    """Yield (number, batch), and repeat the batches until a pass has none: an iterator has one pass with batches."""
-    number = 0
-    while number >= 0:
-        number, made = -1, [None] if batches is None else batches() if callable(batches) else batches
-        for number, batch in enumerate(made):
-            yield number, batch
 
 
 def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProblem]:
@@ -215,6 +231,8 @@ def remedies_for(runs: Mapping[str, RecipeRun]) -> Iterator[Recipe]:
         if name == AS_WRITTEN and not run.recipe.stored:  # the standard recipes repair it
             continue
         own, problems = run.recipe, {p.kind: p for p in problems_of(name, runs)}
+        if own.remedies or own.ranks > 1:  # a further recipe: the recipe that it changes has variants
+            continue
         vary = partial(replace, own, repairs=name)
         if own.stored:
             low = ("eps", "fp32_master_weights") if own.format == "fp16" else ROUNDINGS * ("not-finite" not in problems)
@@ -232,6 +250,11 @@ def remedies_for(runs: Mapping[str, RecipeRun]) -> Iterator[Recipe]:
             yield vary(name=f"{name}_islands", title=title, scopes=scopes)
 
 
+def _preference(recipe: Recipe) -> tuple[bool, bool, bool]:
+    """The sort key of recipes without a problem, the first of which is recommended: FP32 weights, no further change."""
+    return recipe.stored, bool(recipe.remedies) or recipe.ranks > 1, recipe.repairs != ""
+
+
 def recommend(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) -> tuple[str, str]:
     """The name of the recommended recipe, with the reason in a sentence or two."""
     broken, fp32 = {"fp32", *(problem.recipe for problem in problems)}, runs["fp32"]
@@ -240,7 +263,7 @@ def recommend(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) 
     if not holding:
         text = f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
         return "fp32", f"{found}{text}"
-    run, *others = sorted(holding, key=lambda run: (run.recipe.stored, run.recipe.repairs != ""))
+    run, *others = sorted(holding, key=lambda run: _preference(run.recipe))
     is_own = run.recipe.name == AS_WRITTEN
     done = "" if run.recipe.repairs or is_own else ", without further changes"
     text = f"Train {'' if is_own else 'in '}{run.recipe.title}{done}. The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"

@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,8 @@ class Recipe:
     format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in REMEDIES.
     scale: initial loss scale of a GradScaler; None for no scaler. scopes: the scopes of a plan, or modules kept in FP32;
     with LOSS among them, autocast covers only the model, whose outputs are cast to FP32. repairs: the name of the recipe
-    that this variant repairs.
+    that this variant repairs. ranks: number of simulated ranks, each with a part of the batch's rows and gradients in
+    the recipe's format, whose sum is in the format `summed`.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Recipe:
     scale: float | None = None
     scopes: Mapping[str, Any] = field(default_factory=dict)
     repairs: str = ""
+    ranks: int = 1
+    summed: str = "fp32"
 
 
 FP32 = Recipe("fp32", "FP32")
@@ -87,6 +90,20 @@ def fp32_accumulation(optimizer: Any) -> None:
         p.register_hook(lambda grad, p=p: add(p, grad))
 
 
+def bf16_state(optimizer: Any) -> None:
+    """Store the optimizer's state (Adam's moments, momentum) in BF16 between steps; each step computes in FP32."""
+    import torch
+
+    def convert(dtype: Any) -> None:
+        for p, state in optimizer.state.items():
+            for key, x in state.items():
+                if torch.is_tensor(x) and x.is_floating_point() and x.shape == p.shape and x.dim():
+                    state[key] = x.to(dtype or p.dtype)
+
+    optimizer.register_step_pre_hook(lambda *call: convert(None))
+    optimizer.register_step_post_hook(lambda *call: convert(torch.bfloat16))
+
+
 def set_eps(optimizer: Any, eps: float) -> None:
     """Set the optimizer's eps. FP16 rounds 1e-8, Adam's default, to zero."""
     for group in optimizer.param_groups:
@@ -101,8 +118,39 @@ REMEDIES: dict[str, tuple[str, partial[None]]] = {
     "kahan_sums": ("Kahan sums", partial(fp32_updates, rounding="kahan")),
     "fp32_accumulation": ("FP32 accumulation", partial(fp32_accumulation)),
     "eps": ("eps = 1e-4", partial(set_eps, eps=1e-4)),
+    "bf16_state": ("the optimizer's state in BF16", partial(bf16_state)),
 }
 """{name: (title, function of an optimizer)}. A rehearsal applies the function; reports print its code for the user."""
+
+
+RANKS = 8
+"""Default number of simulated ranks."""
+
+
+def further_recipes(names: Sequence[str], ranks: int = RANKS) -> tuple[Recipe, ...]:
+    """Recipes that a rehearsal runs on request, beside the standard ones. names: of FURTHER, or "all"."""
+    state = "bf16_autocast_bf16_state", "BF16 autocast, BF16 optimizer state"
+    parallel = partial(Recipe, format="bf16", ranks=ranks)
+    summed = "BF16 autocast, {} ranks, {} sums".format
+    recipes = {
+        "stochastic_rounding": (_stored_bf16("stochastic_rounding"),),
+        "kahan_sums": (_stored_bf16("kahan_sums"),),
+        "bf16_state": (Recipe(*state, "bf16", remedies=("bf16_state",)),),
+        "ranks": (
+            parallel("bf16_autocast_ranks", summed(ranks, "FP32")),
+            parallel("bf16_autocast_ranks_bf16", summed(ranks, "BF16"), summed="bf16"),
+        ),
+    }
+    chosen = recipes if "all" in names else names
+    return tuple(recipe for name in chosen for recipe in recipes[name])
+
+
+FURTHER = ("stochastic_rounding", "kahan_sums", "bf16_state", "ranks")
+"""Names of `further_recipes`."""
+
+
+def _stored_bf16(remedy: str) -> Recipe:
+    return Recipe(f"bf16_{remedy}", f"BF16 with {REMEDIES[remedy][0]}", "bf16", stored=True, remedies=(remedy,))
 
 
 def code_of(name: str) -> str:

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any
@@ -22,11 +23,10 @@ from ..capture.emulation import emulate, scaled_as_on_cuda
 from ..capture.intercept import intercept
 from ..capture.regions import clear_weight_casts, written_as_meant
 from ..errors import AuditorError, LoadError
-from ..isolation.answer import lowered_batch
 from ..isolation.members import without_wrappers
 from ..isolation.process import disable_compilers, ieee, process_state, reseed, swap_attribute
 from ..isolation.tensors import plain_torch
-from ..loading.target import call, required_arguments
+from ..loading.target import call
 from ..numerics.casting import widen
 from ..numerics.devices import NATIVE
 from ..numerics.entries import all_finite, dense, over_tensors, tensors_in
@@ -35,8 +35,11 @@ from ..processes import supervise
 from ..training.blame import NO_PASS, Trail, blame
 from ..training.replay import gradient_error
 from ..training.step import LOSS
+from .batches import call_step
 from .observed import Observer
+from .ranks import mean_gradient, shard
 from .result import AS_WRITTEN, FP32, REMEDIES, ROUNDINGS, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
+from .storage import Storage, stores_low
 
 LOOKS = 24
 """Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
@@ -73,6 +76,14 @@ def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[st
     return done
 
 
+@dataclass
+class _Ranks:
+    """Gradients of one step, by the number of the backward pass: of this process, and of each other rank."""
+
+    own: list[dict[str, Any]] = field(default_factory=list)
+    others: list[list[dict[str, Any]]] = field(default_factory=list)
+
+
 class Session:
     """The user's step, and its runs, each in a separate process. optimizers: {id: optimizer}, those that the first step
     calls. trained: {parameter: number of its group}. root: the module with these parameters, or a container. own_regions:
@@ -88,11 +99,14 @@ class Session:
         self._step, self._batches, self._seed = step, batches, seed
         self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
-        self._casts_inputs, self.own_regions, self.recipe = False, False, FP32
+        self.own_regions, self.recipe, self._ranks = False, FP32, _Ranks()
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
-        self._has_loss = False
-        self.root, self._called = nn.Module(), list[nn.Module]()
+        self._has_loss, self._called = False, list[nn.Module]()
         self.low_regions, self.scalers = set[torch.dtype](), list[GradScaler]()
+        modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
+        every_trained = nn.ParameterList(p for one in self.optimizers.values() for p in _parameters_of(one))
+        low = [one for one in (*modules, every_trained) if stores_low(one)]  # of which the first step may call some
+        self.root, self._storage = nn.Module(), Storage(low, ())
         used, self.own_regions, self.low_regions, scaler_ids, makes_scaler = call_forked(self._look)
         scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler) and id(one) in scaler_ids]
         self.scalers = [one for one in scalers if one._enabled or self._is_switched_off(one)]
@@ -103,8 +117,6 @@ class Session:
         groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
         self.trained, roots = {p: n for n, group in groups for p in group["params"]}, dict[str, nn.Module]()
         left = {*self.trained}
-        modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
-        self._called = [one for one in modules if id(one) in used]
         for module in sorted(modules, key=lambda m: -sum(1 for _ in m.modules())):
             if own := left.intersection(module.parameters()):
                 roots[f"{type(module).__name__}{len(roots)}"] = module
@@ -112,6 +124,8 @@ class Session:
         if bare := [p for p in self.trained if p in left and isinstance(p, nn.Parameter)]:
             roots[f"ParameterList{len(roots)}"] = nn.ParameterList(bare)
         self.root = nn.ModuleDict(roots) if len(roots) > 1 else next(iter(roots.values()), nn.Module())
+        self._called = [one for one in modules if id(one) in used]
+        self._storage = Storage((self.root, *self._called), self.trained)
         named = ((p, path) for path, p in self.root.named_parameters() if p in self.trained and p.numel())
         self._parameters = {p: without_wrappers(path) for p, path in named}
         if any(p.device.type in NATIVE for p in self.trained):
@@ -218,31 +232,66 @@ class Session:
         return back
 
     def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
+        """Run the user's step on a batch, or on each rank's rows of the batch; returns the mean of the ranks' losses.
+
+        The other ranks run in forked processes; their gradients are then added to this process's in `_run_backward`.
+        """
+        count = self.result.recipe.ranks
+        if count == 1:
+            return self._call_rank(batch, handler)
+        others = [call_forked(partial(self._run_rank, shard(batch, rank, count))) for rank in range(1, count)]
+        self._ranks = _Ranks(others=[gradients for _, gradients in others])
+        loss = self._call_rank(shard(batch, 0, count), handler)
+        return (loss + sum(loss for loss, _ in others)) / count
+
+    def _run_rank(self, batch: Any, tell: object) -> tuple[float, list[dict[str, Any]]]:
+        """The loss of another rank, and its gradients after each backward pass, as NumPy arrays."""
+        self._ranks = _Ranks()
+        return self._call_rank(batch), self._ranks.own
+
+    def _reduce(self, before: dict[str, Any]) -> None:
+        """Replace the gradients of a backward pass by their mean over all ranks; another rank records them instead.
+        before: {parameter: its gradient before the pass}."""
+        recipe, parameters = self.result.recipe, {name: p for p, name in self._parameters.items() if p.grad is not None}
+        own = {
+            name: dense(p.grad.detach()) - before.get(name, 0.0) for name, p in parameters.items() if p.grad is not None
+        }
+        number = len(self._ranks.own)
+        self._ranks.own.append({name: gradient.numpy() for name, gradient in own.items()})
+        others = [gradients[number] for gradients in self._ranks.others if number < len(gradients)]
+        formats = ("fp32", "fp32") if self.recipe == FP32 else (recipe.format, recipe.summed)
+        for name, gradient in own.items() if others else ():
+            every = [gradient, *(torch.as_tensor(each[name]) for each in others if name in each)]
+            parameters[name].grad = before.get(name, 0.0) + mean_gradient(every, *formats)
+
+    def _call_rank(self, batch: Any, handler: Trail | None = None) -> float:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), in FP32 or in
         emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
         the sum of the losses on which it called `backward`."""
-        recipe, dtype, names = self.recipe, dtype_of(self.recipe.format), required_arguments(self._step)
+        recipe, dtype = self.recipe, dtype_of(self.recipe.format)
         self._losses, self._used = list[float](), set[int]()  # of `backward`; ids of the called optimizers and modules
         self._broken = None
         as_written = recipe.name == AS_WRITTEN
         regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes and not as_written
         emulated = emulate("cuda") if recipe.format != "fp32" or as_written else written_as_meant()
+        batch = self._storage.cast_batch(batch, recipe)
         with ieee(), disable_compilers(), scaled_as_on_cuda(), emulated if handler is None else intercept(handler):
             enter = vars(torch.autocast)["__enter__"]
 
             def enter_region(region: Any) -> Any:
-                outside = not self._calls and torch._C._current_graph_task_id() == NO_PASS
-                if outside and getattr(region, "_meant", region._enabled):
+                is_own = not self._calls or (len(self._calls) == 1 and not recipe.scopes and not _in_autocast())
+                is_meant = getattr(region, "_meant", region._enabled)
+                if is_own and is_meant and torch._C._current_graph_task_id() == NO_PASS:
                     self.own_regions = True
                     if region.fast_dtype in (torch.float16, torch.bfloat16):
                         self.low_regions.add(region.fast_dtype)
-                if outside and getattr(region, "_meant", region._enabled) and not as_written:
-                    region._enabled, region._meant, region.fast_dtype = regional, regional, dtype
+                    if not as_written:
+                        region._enabled, region._meant, region.fast_dtype = regional, regional, dtype
                 return enter(region)
 
             around = torch.autocast("cuda", dtype=dtype) if regional and not self.own_regions else nullcontext()
             with around, swap_attribute(torch.autocast, "__enter__", enter_region):
-                value = self._step(*(batch if len(names) > 1 else [batch][: len(names)]))
+                value = call_step(self._step, batch)
                 while self._running:  # a `step()` of an optimizer that raised, and the user's step caught the exception
                     self._running.popitem()[1].close()
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
@@ -311,14 +360,17 @@ class Session:
     def _convert(self, recipe: Recipe) -> None:
         """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
         modules in later steps; apply the recipe's scopes, or remove those of another recipe."""
-        dtype = dtype_of(recipe.format) if recipe.stored else torch.float32
-        if recipe.name != AS_WRITTEN and any(p.dtype is not dtype for p in self._parameters):
-            self._casts_inputs = True
-            for module in (self.root, *self._called):  # `module.to` would make complex tensors real
-                module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
-            for optimizer in self.optimizers.values():
-                with swap_attribute(optimizer, "param_groups", optimizer.param_groups):  # to which the step may refer
-                    optimizer.load_state_dict(optimizer.state_dict())  # which casts the state to the weights' dtypes
+        if recipe.name != AS_WRITTEN:
+            before = {number: [p.dtype for p in _parameters_of(one)] for number, one in self.optimizers.items()}
+            self._storage.convert(recipe)
+            for number, optimizer in self.optimizers.items():
+                if before[number] != [p.dtype for p in _parameters_of(optimizer)]:
+                    with swap_attribute(
+                        optimizer, "param_groups", optimizer.param_groups
+                    ):  # to which the step may refer
+                        optimizer.load_state_dict(
+                            optimizer.state_dict()
+                        )  # which casts the state to the weights' dtypes
         if recipe.scopes or self.recipe.scopes:
             # Each module in a container, which is itself not called, gets the scope of the root.
             parts = self.root if isinstance(self.root, nn.ModuleDict) else ()
@@ -330,9 +382,7 @@ class Session:
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         outermost = not self._calls
         self._used.add(id(module))
-        if outermost and self._casts_inputs:
-            wanted = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
-            args, kwargs = lowered_batch((args, kwargs), wanted) if wanted else (args, kwargs)
+        args, kwargs = self._storage.cast_inputs(module, (args, kwargs), self.recipe, outermost)
         self._calls.append(module)
         try:
             result = original(module, *args, **kwargs)
@@ -355,6 +405,10 @@ class Session:
                 self._losses += [float(x.detach()) / losses_scale for x in tensors_in(roots) if x.numel() == 1]
             return result
         scale = torch.full((), self.result.scale or 1.0)
+        reduces = kwargs["accumulate_grad"] and self.result.recipe.ranks > 1
+        before = {
+            n: dense(p.grad.detach()).clone() for p, n in self._parameters.items() if reduces and p.grad is not None
+        }
         with torch.autocast("cuda", enabled=False), ExitStack() as hooks:
             if kwargs["accumulate_grad"]:
                 self.result.backward_passes += not self.result.losses
@@ -363,6 +417,9 @@ class Session:
                 for p in {p for group in groups for p in group["params"] if p.requires_grad and scale != 1}:
                     hooks.callback(p.register_hook(lambda x: x / scale).remove)  # type: ignore[no-untyped-call]
             result = original(roots, over_tensors(lambda x: x * scale, gradients), *args, **kwargs)
+        if reduces:
+            with plain_torch():
+                self._reduce(before)
         if not self.own_regions:  # a user would leave the region around the forward pass
             clear_weight_casts()
         return over_tensors(lambda x: x / scale, result)
@@ -437,6 +494,17 @@ class Session:
             decays = decay and rate and type(optimizer).__module__.startswith("torch.optim")
             series.decay_lost.append(_share(still, weight != 0) if decays else None)
         return fp32 | gradients
+
+
+def _in_autocast() -> bool:
+    """Whether an autocast region is open. If none is, one that the forward of an outermost module opens is the step's:
+    accelerate, for example, wraps the forward of a prepared model."""
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The parameters of all groups of an optimizer, in order."""
+    return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, nn.Parameter)]
 
 
 def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> Any:

@@ -16,7 +16,7 @@ from ..criteria.criterion import name_of
 from ..errors import LoadError, let_through
 from ..isolation import in_training, isolate
 from ..loading import load
-from ..loading.inputs import as_batches, named_inputs
+from ..loading.inputs import NoNames, as_batches, reject_iterators
 from ..loading.state import upcast_model
 from ..loading.subject import from_object
 from ..loading.target import Target, blame, call, named_in, parse
@@ -126,7 +126,8 @@ def _split_one(
 ) -> tuple[Batch, Batch]:
     args, kwargs = batch
     if names == [WHOLE_BATCH]:
-        return batch, ((kwargs or args,), {})
+        is_one_tensor = isinstance(kwargs, NoNames)
+        return batch, ((args[0] if is_one_tensor else kwargs or args,), {})
     if names is None:
         taken = sum(p.kind in _POSITIONAL for p in inspect.signature(model.forward).parameters.values())
         return (args[:taken], kwargs), (args[taken:], {})
@@ -165,7 +166,7 @@ def _with_objective(
     """Add the loss function and its targets to a Subject, and remove the targets from the Subject's batches."""
     parsed = parse(target)
     loss_fn, source = _loss(module, spec, parsed, loss, seed)
-    targets = _targets(module, spec, parsed.label)
+    targets = _targets(module, spec, parsed.label, loss_fn, len(subject.batches))
     if targets is None:
         batches, targets = split(subject.batches, loss_fn, subject.model)
         held_out = subject.held_out
@@ -208,11 +209,38 @@ def _callable(value: Any, what: str) -> Callable[..., Any]:
     return function
 
 
-def _targets(module: ModuleType, spec: Mapping[str, Any], label: str) -> Sequence[Batch] | None:
+def _targets(
+    module: ModuleType, spec: Mapping[str, Any], label: str, loss_fn: Callable[..., Any] | None, batches: int
+) -> Sequence[Batch] | None:
+    """The targets of each batch from the target's file; None if it has none."""
     if "targets" in spec:
-        return named_inputs(spec["targets"], f"'targets' of audit_spec() in {label}")
+        return _targets_of(spec["targets"], f"'targets' of audit_spec() in {label}", loss_fn, batches)
     for name in TARGET_NAMES:
         if hasattr(module, name):
             value = getattr(module, name)
-            return named_inputs(value, f"{name}{'()' if callable(value) else ''} in {label}")
+            return _targets_of(value, f"{name}{'()' if callable(value) else ''} in {label}", loss_fn, batches)
     return None
+
+
+def _targets_of(value: Any, what: str, loss_fn: Callable[..., Any] | None, batches: int) -> Sequence[Batch]:
+    """Targets in any form that `as_batches` accepts. A list also has one entry for each of several batches; and if the
+    loss takes one target, a list or a dict is that target: of a detector, for example, one dict for each image."""
+    made = call(value, what, "inputs-raise") if callable(value) else value
+    names = _loss_arguments(loss_fn) if loss_fn is not None else None
+    takes_one = names is not None and len(names) == 1
+    if isinstance(made, list) and len(made) == batches > 1:
+        return tuple(_one_target(item, names, what) for item in made)
+    if takes_one and batches == 1 and isinstance(made, list | Mapping) and not any(isinstance(x, tuple) for x in made):
+        is_one_entry = isinstance(made, list) and len(made) == 1
+        return (_one_target(made[0] if is_one_entry else made, names, what),)
+    return as_batches(made, what)
+
+
+def _one_target(item: Any, names: list[str] | None, what: str) -> Batch:
+    """The arguments of the loss after the outputs for one batch, which may be one list or dict."""
+    is_named = isinstance(item, Mapping) and names is not None and set(names) <= set(item)
+    if names is not None and len(names) == 1 and isinstance(item, list | Mapping) and not is_named:
+        reject_iterators(item, what)
+        return (item,), {}
+    (batch,) = as_batches((item,) if isinstance(item, list) and names is None else item, what)[:1]
+    return batch

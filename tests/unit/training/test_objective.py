@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError, CaptureError
+from auditor.loading import load
 from auditor.records import Capture, Subject
 from auditor.training.objective import load_training, split, training_subject
 from auditor.training.step import LOSS, TrainingStep, capture_step, own_loss, step_batches
@@ -72,6 +73,22 @@ def test_a_parameter_called_batch_is_given_all_of_it() -> None:
     assert targets[0] == (((X, Y),), {})
 
 
+@pytest.mark.parametrize(
+    "batch", [X, (X,), [(X,), (X,)], (X, Y), {"x": X}], ids=["tensor", "tuple", "two", "pair", "dict"]
+)
+def test_a_loss_of_the_batch_gets_it_in_the_form_in_which_it_was_given(batch: Any) -> None:
+    given = []
+
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        given.append(batch)
+        return outputs.square().mean()
+
+    training_subject(Model(lambda m, x, y=None: m.layer(x), layer=nn.Linear(3, 2)), batch, {}, loss)
+    first = batch[0] if isinstance(batch, list) else batch
+    assert type(given[0]) is type(first)
+    assert len(given[0]) == len(first)
+
+
 def test_the_models_own_loss() -> None:
     subject = training_subject(WithLoss(), {"x": X, "labels": Y}, {}, None)
     assert subject.objective.source == "the model's own loss"
@@ -123,7 +140,7 @@ def write(folder: Path, text: str) -> str:
         (INPUTS + TARGETS, "mse", "--loss mse"),
         ("def get_inputs(): return X, Y\nloss_fn = mse\n", None, "subject.py:loss_fn"),
         ("def get_inputs(): return {'input': X, 't': Y}\nloss_fn = mse\n", None, "subject.py:loss_fn"),
-        (INPUTS + "def loss_fn(y, batch): return mse(y, batch[0][:, :2] * 0)\n", None, "subject.py:loss_fn"),
+        (INPUTS + "def loss_fn(y, batch): return mse(y, batch[:, :2] * 0)\n", None, "subject.py:loss_fn"),
         (
             "def audit_spec(): return {'model': model, 'inputs': X, 'loss': mse, 'targets': Y}\n",
             None,
@@ -135,6 +152,43 @@ def test_every_way_to_say_it(tmp_path: Path, text: str, loss: str | None, source
     subject = load_training(write(tmp_path, text), loss=loss)
     assert subject.objective.source == source
     assert subject.batches[0][0] == () or subject.batches[0][0][0].shape == (4, 3)
+
+
+BOXES = "def loss_fn(y, t): return sum((row - one['box']).square().mean() for row, one in zip(y, t))\n"
+TWO = "def get_inputs(): return [(X,), (X,)]\n"
+THREE = "def get_inputs(): return [(X,), (X,), (X,)]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "targets"),
+    [
+        (TWO + "def get_targets(): return [Y, Y]\nloss_fn = mse\n", 2),
+        (THREE + "targets = [Y, Y, Y]\nloss_fn = mse\n", 3),
+        (TWO + "def get_targets(): return [(Y,), (Y,)]\nloss_fn = mse\n", 2),
+        (TWO + "def get_targets(): return [{'t': Y}, {'t': Y}]\nloss_fn = mse\n", 2),
+        (TWO + "targets = [(Y, 2), (Y, 3)]\ndef loss_fn(y, t, w): return w * mse(y, t)\n", 2),
+        (TWO + "targets = [[{'box': t} for t in Y] for _ in range(2)]\n" + BOXES, 2),
+        (INPUTS + "targets = [{'box': t} for t in Y]\n" + BOXES, 1),
+        (INPUTS + "targets = [[{'box': t} for t in Y]]\n" + BOXES, 1),
+        (TWO + "def loss_fn(y, t): return mse(y, t['a'])\ntargets = [{'a': Y, 'b': Y}] * 2\n", 2),
+        (INPUTS + "targets = [Y]\nloss_fn = mse\n", 1),
+        (TWO + "from torch.utils.data import DataLoader\ntargets = DataLoader([Y[0]] * 8, 4)\nloss_fn = mse\n", 2),
+    ],
+)
+def test_targets_of_several_batches_in_every_form(tmp_path: Path, text: str, targets: int) -> None:
+    assert len(load_training(write(tmp_path, text)).objective.targets) == targets
+
+
+def test_a_file_with_a_loader_of_labels_serves_both_modes(tmp_path: Path) -> None:
+    loader = "from torch.utils.data import DataLoader, TensorDataset\n"
+    pairs = loader + "def get_inputs(): return DataLoader(TensorDataset(X, Y), 2)\nloss_fn = mse\n"
+    named = "def get_inputs(): return [{'input': X, 'labels': Y}] * 2\ndef loss_fn(y, labels): return mse(y, labels)\n"
+    for text in (pairs, named):
+        path = write(tmp_path, text)
+        training, inference = load_training(path), load(path)
+        assert [len(args) + len(kwargs) for args, kwargs in training.batches] == [1, 1]
+        assert [len(args) + len(kwargs) for args, kwargs in inference.batches] == [1, 1]
+        assert any("taken for labels and left out" in note for note in inference.warnings)
 
 
 def test_a_loss_of_another_file(tmp_path: Path) -> None:
