@@ -122,9 +122,10 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
         unsafe
     )
     score = f" The score is {or_blank(plan.score.value)}." if plan.score is not None and not plan.score.failure else ""
+    of_layers = f", and {plan.effective_bits:.2f} over {them}" if plan.effective_bits != plan.model_bits else ""
     return (
         f"{quantized_title(plan)}: {len(plan.layers) - len(kept)} of {count(len(plan.layers), 'layer')} quantized, with {plan.model_bits:.2f} bits per weight "
-        f"on average over the whole model, and {plan.effective_bits:.2f} over {them}. Compared with 16 bits, the model needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(plan.error)}, within the {budget}.{score}{despite}{left}{_left_out(plan)}"
+        f"on average over the whole model{of_layers}. Compared with 16 bits, the model needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(plan.error)}, within the {budget}.{score}{despite}{left}{_left_out(plan)}"
     )
 
 

@@ -62,9 +62,26 @@ def test_equal_memory_is_not_instead_of_the_same(own, said):
 
 def test_answers_that_an_option_asked_for_come_first_and_whole():
     schemes = ("int8", "fp8", "nvfp4")
-    rest = ((), 8.0, 10**9, 0.5, 0.6, 1e-3, 2e-3, 1e-3, None, "torchao")
     plans = tuple(
-        QuantizedPlan(name, (name,), {"head": name}, *rest, generated=tokens(predicted_flips=None)) for name in schemes
+        QuantizedPlan(
+            name=name,
+            schemes=(name,),
+            layers={"head": name},
+            groups=(),
+            effective_bits=bits,
+            model_bits=bits,
+            left_out=(),
+            weights_bytes=10**9,
+            weights_share=bits / 16,
+            time_share=0.6,
+            predicted_error=1e-3,
+            single_errors=2e-3,
+            calibration_error=0.1 / 2**bits,  # fewer bits, a larger error: no plan dominates another
+            held_out_error=None,
+            verified_by="torchao",
+            generated=tokens(predicted_flips=None),
+        )
+        for name, bits in zip(schemes, (8.0, 7.5, 4.5), strict=True)
     )
     audit = replace(generated(make_audit(60), tokens(predicted_flips=0.5)), quantized_plans=plans)
     shown = text(audit, width=100)
