@@ -36,6 +36,9 @@ FUSING = {
     nn.TransformerEncoder: ("use_nested_tensor", False),
 }
 
+DEEPEST_ENTRANCE = 64
+"""Number of enclosing modules from which on a module without a scope is no entrance of its own."""
+
 
 def call_modules(model: nn.Module) -> None:
     """Make PyTorch's transformer layers call their submodules if a plan wraps any submodule.
@@ -128,10 +131,16 @@ def is_entrance(module: nn.Module, path: str) -> bool:
     """Whether the forward of a module without a scope is wrapped.
 
     It stays if it is set on the instance, or belongs to a script or a parametrization, which computes whenever its
-    weight is read. Modules of torch without weights, such as activations, compute in the dtype of their inputs.
+    weight is read. Modules of torch without weights, such as activations, compute in the dtype of their inputs. Modules
+    nested deeper than DEEPEST_ENTRANCE stay too, so that a model that nests hundreds of modules does not exceed
+    Python's limit of recursion.
     """
-    own = [*module._parameters.keys(), *module._buffers, *module._modules.keys()]
-    if type(module).__module__.startswith("torch.nn.") and not own:
+    own = [
+        *module._parameters.keys(),
+        *module._buffers.keys(),
+        *module._modules.keys(),
+    ]  # TorchScript's dicts lack `iter`
+    if (type(module).__module__.startswith("torch.nn.") and not own) or path.count(".") >= DEEPEST_ENTRANCE:
         return False
     return "forward" not in module.__dict__ and "parametrizations" not in path.split(".") and has_plain_forward(module)
 

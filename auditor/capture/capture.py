@@ -248,7 +248,7 @@ def _describe(node: fx.Node, recording: Recording, types: dict[str, type[nn.Modu
         region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
         # Only the in-place operation itself, not nodes that update views of the written tensor.
         in_place=mark.in_place is not None and row_of(node).name in (mark.in_place, mark.in_place.removesuffix("_")),
-        torch_module=getattr(forward, "__module__", "").startswith("torch."),
+        torch_module=(getattr(forward, "__module__", None) or "").startswith("torch."),
         function=mark.function,
         called_from=f"{line_of(caller)} in {written.function}" if written and caller else None,
         caller_path=caller.file if caller else None,

@@ -97,6 +97,9 @@ def parse(text: str) -> Target:
         if hub == "timm" and name.endswith(")"):
             name, bracket, inside = name.partition("(")
             _, args, kwargs = _split_call(f"create_model{bracket}{inside}")
+            if _has_names((args, kwargs)):
+                said = "there is no file whose names they could be: write plain numbers, strings, lists or dicts"
+                raise LoadError(f"cannot read the arguments in {text!r}: {said}", slug="bad-target")
         if not name.strip():
             raise LoadError(f"{text!r} names no model: write timm:resnet18 or hf:path/to/directory", slug="bad-target")
         module = "timm" if hub == "timm" else "transformers"
@@ -308,6 +311,13 @@ def _argument(node: ast.expr) -> Any:
             keys = [ast.literal_eval(key) for key in node.keys if key is not None]
             return dict(zip(keys, map(_argument, node.values), strict=True))
     return ast.literal_eval(node)
+
+
+def _has_names(value: Any) -> bool:
+    """Whether parsed arguments contain a name or a call, which `importer.with_names` reads."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_names, value))
+    return isinstance(value, dict) and (NAME in value or any(map(_has_names, value.values())))
 
 
 def _dotted(node: ast.expr) -> str:

@@ -17,6 +17,8 @@ from ..records.paths import pattern, place_of, within
 from .kept import keep_alone, tally
 from .words import SEVERITIES, count, label, list_paths, percent, scope
 
+INPUTS = "INP"
+"""Prefix of the rules about the range of the model's inputs."""
 CONFIDENCES = ("high", "medium", "low")
 MODULES_NAMED = 3
 
@@ -37,7 +39,8 @@ class Cause:
         def weight(f: Finding) -> tuple[Any, ...]:
             """Sort key of findings: contradicted by measurement last; then by severity; rules before measurements."""
             where = place_of(f)
-            elsewhere = f.cause not in (where, f"{where}: precision")  # not at the operation of the cause
+            is_input = f.rule.startswith(INPUTS)  # whose cause is no operation
+            elsewhere = not is_input and f.cause not in (where, f"{where}: precision")
             severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
             return f.agrees is False, *severities, elsewhere, -effects[id(f)]
 

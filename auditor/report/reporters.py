@@ -118,9 +118,10 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         yield Item(head, (note,), cause.severity)
     more = [f"{count(left, 'more problem')} in the report"] if (left := len(todo.to_do) - most) > 0 else []
     if avoided := todo.avoided:
-        places = [f"{_place_words(audit, cause)} ({cause.worst.rule})" for cause in avoided]
-        shown = "; ".join(shorten(places, AVOIDED_SHOWN))
-        yield Prose("", (f"The plan avoids, and a repair would gain no speed: {shown}.",), "muted")
+        heads = [f"{_place_words(audit, one)} {one.worst.rule}, {one.worst.name}" for one in avoided]
+        said = count(len(avoided), "problem")
+        lead = f"The plan avoids {said}, whose repair would gain no speed:"
+        yield Prose("Avoided", (lead, *shorten(heads, AVOIDED_SHOWN)), "muted")
     if todo.wanting or todo.notes:
         first, lead = todo.all[0].worst, "" if todo.wanting else "the first note, "
         command = f"to read about {lead}{first.rule}: python -m auditor explain {first.rule}"
@@ -149,7 +150,8 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
         "Times": plans.times(audit),
         "Formats": [tally.sentence for tally in seen.tallies],
         "In FP32": shorten(seen.chosen.islands, ISLANDS_SHOWN) if seen.chosen else (),
-        "Outputs": shorten([*map(plans.proposal_words, audit.proposals)], PROPOSALS_SHOWN),
+        "Default": [plans.proposal_words(offer) for offer in audit.proposals if offer.holds],
+        "Outputs": shorten([plans.proposal_words(x) for x in audit.proposals if not x.holds], PROPOSALS_SHOWN),
         "Decisions": [decision_words(audit)],
         "Memory": [sentence(audit.environment.held or "")],
     }

@@ -91,6 +91,7 @@ def quantized(audit):
     layer = QuantizedLayer(
         node="linear_1",
         scheme="int8",
+        key="model.language_model.layers.17.self_attention.query_key_value_projection",
         owner="model.language_model.layers.17.self_attention.query_key_value_projection",
         op="aten.linear.default",
         effect=0.0123,
@@ -114,6 +115,8 @@ def quantized(audit):
         {layer.owner: "int8", f"{layer.owner}_2": ""},
         (),
         8.0,
+        8.0,
+        (),
         10**9,
         0.5,
         0.6,

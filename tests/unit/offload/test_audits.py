@@ -124,11 +124,10 @@ def test_a_command_under_a_limit_makes_the_model_in_files_and_says_what_it_came_
     assert main([*asked, "--out", "within", f"--memory={size}"]) == 0
     within = json.loads((here / "within" / "plan.json").read_text())
     assert sum(written) > 4 * 1024 * 1024
-    assert 0 < float(within["environment"]["held"].split()[0]) * 1e9 < size + (64 << 20)
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"Memory {within['environment']['held'][:30]}" in shown
+    peak = re.search(r"Memory ([0-9.]+) GB", shown)  # no file has it, since equal runs write equal files
+    assert peak is not None and 0 < float(peak[1]) * 1e9 < size + (64 << 20)
     assert within["environment"]["memory"][0].startswith("large tensors in memory-mapped files, with a limit of ")
-    assert within["environment"]["held"] in (here / "within" / "report.html").read_text(encoding="utf-8")
     assert sorted(p.name for p in here.iterdir()) == ["model.py", "within"]
 
 

@@ -208,7 +208,7 @@ def test_notes_that_the_measurement_contradicts_are_counted_apart():
 
 def test_the_plan_that_severities_are_for_is_named():
     audit = spoken(make_audit(60), RNG001="kept")
-    avoids = "The plan avoids, and a repair would gain no speed: "
+    avoids = "whose repair would gain no speed:"
     warned = replace(audit, findings=tuple(replace(one, severity="warning") for one in audit.findings))
     assert avoids not in text(spoken(warned, RNG001="low"))
     assert avoids in text(spoken(warned, RNG001="elsewhere"))
