@@ -34,7 +34,7 @@ NAMES = {"Formats": "verdicts by format", "In FP32": "what stays in FP32", "Outp
 """{label of a section: its contents, in words, where the label does not say it}."""
 ENTRIES_SHOWN = 5
 """Number of causes that a page lists. HTML folds further causes and all notes; other pages count them."""
-AVOIDED_SHOWN = 3
+AVOIDED_SHOWN = 5
 """Maximum number of problems that are named although the plan avoids them and their repair gains nothing."""
 ISLANDS_SHOWN, PROPOSALS_SHOWN, ADVICE_SHOWN, MEMBERS_SHOWN = 6, 4, 4, 40
 """Maximum numbers of modules kept in FP32, of outputs, of pieces of advice, and of members of a cause that are listed."""
@@ -120,8 +120,8 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
     if avoided := todo.avoided:
         heads = [f"{_place_words(audit, one)} {one.worst.rule}, {one.worst.name}" for one in avoided]
         said = count(len(avoided), "problem")
-        lead = f"The plan avoids {said}, whose repair would gain no speed:"
-        yield Prose("Avoided", (lead, *shorten(heads, AVOIDED_SHOWN)), "muted")
+        listed = "; ".join(shorten(heads, AVOIDED_SHOWN))
+        yield Prose("Avoided", (f"The plan avoids {said}, whose repair would gain no speed: {listed}.",), "muted")
     if todo.wanting or todo.notes:
         first, lead = todo.all[0].worst, "" if todo.wanting else "the first note, "
         command = f"to read about {lead}{first.rule}: python -m auditor explain {first.rule}"
