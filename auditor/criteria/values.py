@@ -125,13 +125,19 @@ def peak_of(r: torch.Tensor, criterion: Criterion) -> float:
 
 def iou(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     form = criterion.option("form", "xyxy")
-    ours, theirs = (_corners(x.reshape(-1, 4), form) for x in (r, c))
-    inside = (torch.minimum(ours[:, 2:], theirs[:, 2:]) - torch.maximum(ours[:, :2], theirs[:, :2])).clamp_min(0)
-    shared, sizes = inside.prod(-1), [(x[:, 2:] - x[:, :2]).clamp_min(0).prod(-1) for x in (ours, theirs)]
-    union = sizes[0] + sizes[1] - shared
+    ours, theirs = (_corners(x.reshape(-1, 4), form) for x in (r, c))  # [boxes, (left, top, right, bottom)]
+    first = torch.maximum(ours[:, :2], theirs[:, :2])
+    last = torch.minimum(ours[:, 2:], theirs[:, 2:])
+    shared = _area(first, last)
+    union = _area(ours[:, :2], ours[:, 2:]) + _area(theirs[:, :2], theirs[:, 2:]) - shared
     same = (ours == theirs).all(-1)
     result = torch.where(same, torch.ones_like(union), shared / union.clamp_min(1e-300))
     return float(result.mean() if criterion.option("over", "min") == "mean" else result.min())
+
+
+def _area(first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """Areas of boxes between two corners, [boxes, 2] each; 0 where the corners are in the wrong order."""
+    return (last - first).clamp_min(0).prod(-1)
 
 
 def _corners(boxes: torch.Tensor, form: str) -> torch.Tensor:

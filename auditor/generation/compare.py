@@ -96,11 +96,15 @@ class Decoding:
         return torch.stack(rows, 1)
 
     def _in_one_pass(self, model: nn.Module, one: ReferenceTokens, around: Around) -> torch.Tensor:
-        expected = torch.load(one.logits, mmap=True)
-        answered = answer(model, one.prompts.forced_inputs(model, one.tokens), seed=self.seed, around=around)
-        logits = answered[0].float()[:, -self.steps :].transpose(0, 1).cpu()
-        each = [self._row(t, expected[t], logits[t], one.tokens[:, t].cpu()) for t in range(self.steps)]
-        return torch.stack(each, 1)
+        """Compare all steps of one forward pass over FP32's tokens: [4, steps, prompts]."""
+        expected = torch.load(one.logits, mmap=True)  # [steps, prompts, vocabulary]
+        inputs = one.prompts.forced_inputs(model, one.tokens)
+        outputs = answer(model, inputs, seed=self.seed, around=around)
+        logits = outputs[0].float()[:, -self.steps :]  # [prompts, steps, vocabulary]
+        by_step = logits.transpose(0, 1).cpu()
+        tokens = one.tokens.cpu()
+        rows = [self._row(step, expected[step], by_step[step], tokens[:, step]) for step in range(self.steps)]
+        return torch.stack(rows, 1)
 
     def _scores(self, step: int, logits: torch.Tensor) -> torch.Tensor:
         """Scores of the tokens, the largest of which is chosen: logits, plus Gumbel noise at a temperature above 0. The

@@ -85,11 +85,15 @@ class Planner:
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """Verify the plans of these choices of precisions; plans that already ran are not run again."""
+        subject = self.bench.subject
         keys = {name: (name, point.high) for name, point in chosen.items()}
-        new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
-        of = self.bench.subject
-        new = {name: replace(plan, raised=of.raised, stored_low=of.stored_low) for name, plan in new.items()}
-        self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new).items()}
+        new: dict[str, Plan] = {}
+        for name, point in chosen.items():
+            if keys[name] not in self._ran:
+                plan = as_plan(self.spaces[name].problem, point)
+                new[name] = replace(plan, raised=subject.raised, stored_low=subject.stored_low)
+        for name, plan in verify(self.bench, new).items():
+            self._ran[keys[name]] = plan
         return {name: self._ran[key] for name, key in keys.items()}
 
 

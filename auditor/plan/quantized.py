@@ -42,13 +42,18 @@ class QuantizedPlans:
     with quantized layers; known, verified: results of the runs and verifications for all plans."""
 
     def __init__(self, bench: Workbench, score: InFp32 | None = None) -> None:
+        self.bench, self.score = bench, score
         model, options = bench.subject.model, bench.options
-        self.model = QuantizedModel(model, spans_of(model, options.schemes, bench.subject.batches, options.seed))
+        spans = spans_of(model, options.schemes, bench.subject.batches, options.seed)
+        self.model = QuantizedModel(model, spans)
+
         captures = [path.capture for path in bench.capture.paths] or [bench.capture]
         self.layers = {name: layer for capture in captures for name, layer in layers_of(capture).items()}
-        self.bench, self.score, self.groups = bench, score, groups_of(bench, self.layers)
+        self.groups = groups_of(bench, self.layers)
         self.multiplied = set[str]().union(*map(multiplied_weights, captures))
-        self.known, self.verified = dict[Choice, Run](), dict[Choice, Verified]()
+
+        self.known = dict[Choice, Run]()
+        self.verified = dict[Choice, Verified]()
 
     def plans(self) -> tuple[QuantizedPlan, ...]:
         """A plan for each quantization scheme and, for several schemes, a plan that mixes them."""

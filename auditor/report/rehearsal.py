@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from statistics import fmean
 
-from ..rehearsal.result import AS_WRITTEN, REMEDIES, RecipeRun, Rehearsal, code_of
+from ..rehearsal.result import AS_WRITTEN, REMEDIES, Recipe, RecipeRun, Rehearsal, code_of
 from ..training.step import LOSS
 from .blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
 from .charts import line_chart, round_steps
@@ -183,12 +183,22 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
 
 def _curve(run: RecipeRun, values: Iterable[tuple[int, float | None]]) -> tuple[str, str, list[tuple[float, float]]]:
     """A curve for `line_chart`, of at most POINTS points (step, value); each is the mean of equally many neighbors."""
-    known = [(step, x) for step, x in values if x is not None and math.isfinite(x) and x > 0]
-    width = max(math.ceil(len(known) / POINTS), 1)
-    parts = (zip(*known[i : i + width], strict=True) for i in range(0, len(known), width))
-    stored = " cast" if run.recipe.stored or run.recipe.scopes or run.recipe.name == AS_WRITTEN else ""
-    style = "plan" if run.recipe.name == "fp32" else f"{run.recipe.format}{stored}"
-    return style, run.recipe.title, [(fmean(at), fmean(of)) for at, of in parts]
+    shown = [(step, x) for step, x in values if x is not None and math.isfinite(x) and x > 0]
+    width = max(math.ceil(len(shown) / POINTS), 1)
+    points = []
+    for start in range(0, len(shown), width):
+        neighbors = shown[start : start + width]
+        mean_step = fmean(step for step, _ in neighbors)
+        points.append((mean_step, fmean(value for _, value in neighbors)))
+    return _curve_style(run.recipe), run.recipe.title, points
+
+
+def _curve_style(recipe: Recipe) -> str:
+    """The style of a recipe's curve: by its format, dashed unless it is plain autocast."""
+    if recipe.name == "fp32":
+        return "plan"
+    is_plain = not recipe.stored and not recipe.scopes and recipe.name != AS_WRITTEN
+    return recipe.format if is_plain else f"{recipe.format} cast"
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:

@@ -193,9 +193,11 @@ class Judgement:
 
     def with_unsafe(self, found: Mapping[tuple[str, str], Verdict]) -> Judgement:
         """This Judgement with the verdicts `found` for nodes that are not unsafe yet; self if all are unsafe."""
-        new = {at: verdict for at, verdict in found.items() if self.verdicts[at[0]][at[1]].verdict != "unsafe"}
-        changed = {n: {fmt: new.get((n, fmt), one) for fmt, one in each.items()} for n, each in self.verdicts.items()}
-        return replace(self, verdicts=changed) if new else self
+        changed = {name: dict(by_format) for name, by_format in self.verdicts.items()}
+        for (name, fmt), verdict in found.items():
+            if changed[name][fmt].verdict != "unsafe":
+                changed[name][fmt] = verdict
+        return self if changed == self.verdicts else replace(self, verdicts=changed)
 
 
 def judge(
@@ -206,10 +208,12 @@ def judge(
     exposed: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in capture.nodes}
 
     def of(known: Calibration, name: str, node: Node, used: tuple[str, ...], fmt: str) -> Verdict:
-        error, contribution = known.errors.get(name, {}).get(fmt), known.contributions.get(name, {}).get(fmt)
-        read = [known.ranges[source].max_abs for source in node.inputs if source in known.ranges]
-        into = max(read, default=0.0)
-        return verdict_of(node, error, contribution, known.ranges.get(name), used, fmt, max_error, noise, into)
+        error = known.errors.get(name, {}).get(fmt)
+        contribution = known.contributions.get(name, {}).get(fmt)
+        inputs = [known.ranges[source].max_abs for source in node.inputs if source in known.ranges]
+        largest_input = max(inputs, default=0.0)
+        result = known.ranges.get(name)
+        return verdict_of(node, error, contribution, result, used, fmt, max_error, noise, largest_input)
 
     for fmt in formats:
         reached, own = reached_by(capture, fmt), kept_low(capture, names(), fmt)

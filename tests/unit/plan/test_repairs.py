@@ -66,29 +66,29 @@ def test_a_model_without_problems_has_no_repairs() -> None:
     assert healthy.repairs == ()
 
 
-class Conflict(nn.Module):
-    """Low precision everywhere gives `index_add` two dtypes; its whole module is kept in FP32 for that."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(256, 256), nn.Linear(256, 256)
-        self.register_buffer("index", torch.arange(4096) % 512)
+class Gather(nn.Module):
+    """Many cheap operations share a module with a sum of squares that overflows: the whole module is kept in FP32."""
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        sums = torch.zeros(512, 256, device=x.device).index_add(0, self.index, self.first(h))
-        return self.second(sums[self.index])
+        size = (x * 300.0).square().sum(-1, keepdim=True).sqrt() / 300.0
+        direction = 16.0 * x / size
+        return (direction.sin() * direction.cos()).tanh()
 
 
-def test_a_plan_that_gains_little_names_the_repair_first() -> None:
-    found = audit_of(Conflict(), X, strategies=("autocast",))
-    plan = found.plans["autocast_fp16"]
-    headline = ReportView(found).headline
-    if plan.speedup < 1.1:
-        assert "first; then" in headline
-    else:
-        assert "first; then" not in headline
+@pytest.mark.parametrize("width", [8, 64])
+def test_a_plan_that_gains_little_names_the_repair_first(width: int) -> None:
+    """Without the repair, a narrow last layer saves nothing in low precision, and a wider one little."""
+    little = audit_of(nn.Sequential(Gather(), nn.Linear(256, width)), X)
+    best = little.repairs[0]
+    assert best.before < 1.1 < best.speedup
+    headline = ReportView(little).headline
+    assert f"first; then FP16 with cast weights is predicted at {best.speedup:.2f}x" in headline
+    assert ("This gains only" in headline) == (little.recommended is not None)
+
+
+def test_a_plan_that_gains_enough_is_the_answer(broken: Audit) -> None:
+    assert broken.repairs and broken.plans["cast_fp16"].speedup > 1.1
+    assert "first; then" not in ReportView(broken).headline
 
 
 def test_two_problems_in_one_module_are_repaired_together() -> None:
