@@ -132,6 +132,8 @@ def test_why_there_is_none(plan: Plan, found: str, words: str) -> None:
     name, reason = recommend(plans(plan), 0.01)
     assert name is None and words in reason
     assert best_for(plans(plan), "inference") is None
+    is_within = found != "out of reach" or (plan.reach or 1.0) <= 0.01
+    assert reason.startswith("Keep the model in FP32: ") == (not is_within)
 
 
 def test_where_no_plan_trains_the_one_for_inference_is_named() -> None:
