@@ -128,6 +128,11 @@ def _out_of_reach(
     held = [name for name, run in baselines.items() if run.holds and name in plans]
     if held:
         plan, reached = plans[held[0]], baselines[held[0]].measured_error or 0.0
+        if not reached:
+            return (
+                f"No plan is recommended: {plan_title(plan)} changes nothing, since every operation then runs in FP32, and "
+                f"no other plan with low precision is within {allowed}"
+            )
         return (
             f"No plan is recommended: {plan_title(plan)} with nothing kept in FP32 is within {allowed} on these inputs "
             f"({reached:.2g}), but it runs operations that are unsafe on their own, so other inputs may exceed the limit"

@@ -68,6 +68,12 @@ class FlowGraph:
         under, above = (self.exposed.get(each, {}).get(fmt) for each in (name, source))
         return under is None or above is None or {*under} <= {*above}
 
+    def has_broken_result(self, name: str, fmt: str) -> bool:
+        """Whether the node's own result has Inf or NaN in the format, or the node raises. An operation may also turn
+        only an output Inf or NaN, by rounding."""
+        error = self.measured.errors.get(name, {}).get(fmt)
+        return error is not None and bool(error.overflow or error.nan or error.unsupported)
+
     def is_judged(self, name: str, formats: Collection[str], kinds: Collection[str] = FLAGGED) -> bool:
         """Whether the node has a verdict in `kinds` in one of the formats."""
         verdicts = self.verdicts.get(name, {})
@@ -106,7 +112,8 @@ def findings_of(
     made = fired(capture, gather(capture, measured.ranges, verdicts, by_node))
     reached = (any(judged.exposed.get(one.node, {}).get(fmt, True) for fmt in one.formats) for one in made)
     found = tuple(one for one, reads_low in zip(made, reached, strict=True) if reads_low or not one.measurable)
-    first = {(name, fmt) for fmt in formats for name, at in _beginnings(graph, fmt).items() if name == at}
+    begins = [(name, fmt) for fmt in formats for name, at in _beginnings(graph, fmt).items() if name == at]
+    first = {(name, fmt) for name, fmt in begins if graph.has_broken_result(name, fmt)}
     found = judge_failures(compare_with_verdicts(found, verdicts, first), failed, capture, rules)
     found += silent_findings(casts, capture, rules, formats)
     found += tuple(input_findings(inputs, capture, rules, formats, judged.verdicts))

@@ -241,3 +241,14 @@ def test_a_plan_whose_prediction_contradicts_few_measurements_is_not_preferred()
     ):
         assert not other.is_doubtful
         assert recommend(plans(BASE, other), 0.01)[0] == other.name
+
+
+def test_a_format_that_changes_nothing_is_not_called_unsafe() -> None:
+    """Autocast runs every operation in FP32: the run without a plan is exact, which says nothing about the format."""
+    over = plans(replace(BASE, verification=Verification(0.5)), named("cast_fp16", verification=Verification(0.5)))
+    _, reason = recommend(over, 0.01, baselines={BASE.name: Verification(0.0, True)})
+    assert "FP16 under autocast changes nothing, since every operation then runs in FP32" in reason
+    _, reason = recommend(over, 0.01, baselines={BASE.name: Verification(0.002, True)})
+    assert (
+        "is within the error budget of 0.01 on these inputs (0.002), but it runs operations that are unsafe" in reason
+    )

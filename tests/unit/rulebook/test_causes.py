@@ -333,3 +333,17 @@ def test_a_reason_names_the_exception_that_a_run_raised() -> None:
     assert "raises IndexError: index 4 is out of bounds" in verdict.reason
     assert "Inf or NaN" not in verdict.reason
     assert not [one.message for one in audit.findings if "Inf or NaN" in one.message and one.node == "mul"]
+
+
+def test_outputs_that_rounding_breaks_are_explained_by_the_rule_in_the_module() -> None:
+    """The mean itself is finite; its rounding makes a variance negative, and the root NaN: one problem, of RED004."""
+
+    def deviation(x: Tensor) -> Tensor:
+        return (x.square().mean(-1) - x.mean(-1).square()).sqrt()
+
+    x = 40 + torch.linspace(0, 1, 4 * 64).reshape(4, 64) / 8
+    model = nn.Sequential(Function(deviation))
+    audit = auditor.audit(model, (x,), device="cpu", strategies="cast", max_error=0.05)
+    codes = {finding.rule for finding in audit.findings}
+    assert "RED004" in codes
+    assert not {"MSR001", "MSR002"} & codes, audit.findings
