@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,25 +37,27 @@ from .measure.noise import noise_of
 from .measure.products import flag_costs
 from .measure.rerun import Yardstick, of_verdicts
 from .numerics.devices import CPU, follow, let_go, libraries, name_of
+from .plan.all_low import AllLow, run_all_low
 from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
-from .plan.recommend import recommend
+from .plan.recommend import best_for
 from .plan.repairs import predict_repairs
 from .plan.scores import InFp32, in_fp32
-from .plan.verified import failed_runs, mark_unsafe, note_gpu_only, run_held_choices, timed_plans, today_of
-from .plan.workbench import Workbench, in_unit
-from .records import Audit, Environment, Finding, Subject, Weight
+from .plan.verified import note_gpu_only, timed_plans, today_of
+from .plan.workbench import FreshProcess, MeasuredModel, Workbench, in_unit
+from .records import Audit, Environment, Finding, Plan, Subject, Weight
 from .records.audit import Provenance
 from .records.quantization import QuantizedPlan
+from .records.training import Training
 from .report.view import warnings_of
 from .report.words import label
 from .rulebook.causes import FlowGraph, about, findings_of, input_names
 from .rulebook.inputs import input_magnitudes
 from .rulebook.load import spread
-from .rulebook.verdicts import judge, judge_layers, reports_of, with_backward
+from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of, unsafe_backward
 from .settings import Settings
 from .stages import Stages, explain
-from .training.recommend import recommend_plan
+from .training.recommend import choose_plan
 from .training.stage import MeasuredStep, conclude, prepare
 
 
@@ -81,124 +83,214 @@ def run(subject: Subject, options: Settings) -> Audit:
     return replace(audit, warnings=(*audit.warnings, small))
 
 
+@dataclass(frozen=True)
+class Case:
+    """What every stage of one audit shares.
+
+    flags: the caller's torch settings for FP32. score, generating: results of the FP32 model, if they were requested.
+    """
+
+    subject: Subject
+    options: Settings
+    stages: Stages
+    flags: Flags
+    process: FreshProcess
+    score: InFp32 | None
+    generating: GenerationReference | None
+
+
 def _audit(subject: Subject, options: Settings) -> Audit:
-    stages, as_set, score, training = Stages(options.progress), subject.flags or flags(), None, None
-    with ieee(), isolate(seed=options.seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
-        options = options.model_copy(update={"found": follow(options.device, devices_of(subject.model))})
+    with _prepared(subject, options) as case:
+        model = _measure(case)
+        all_low = _run_all_low(case, model)
+        step = _run_training_step(case)
+        judged = _judge(model, all_low, step)
+        findings = _apply_rules(case, model, judged, all_low)
+        bench = Workbench.of(model, judged, findings)
+        planned = _make_plans(case, bench, all_low, step)
+        training = _compare_steps(case, step, planned.plans)
+        recommended, reason = choose_plan(
+            planned.plans, bench.yardstick.budget, options.use, training, planned.baselines
+        )
+        return _conclude(case, bench, planned, training, recommended, reason)
+
+
+@contextmanager
+def _prepared(subject: Subject, options: Settings) -> Iterator[Case]:
+    """Yield the Case of an audit: the model on its device, in evaluation mode and in FP32, and its FP32 results.
+
+    The model and the process's global state are restored at the end.
+    """
+    flags_as_set = subject.flags or flags()
+    with (
+        ieee(),
+        isolate(seed=options.seed),
+        torch.inference_mode(False),
+        in_eval(subject.model),
+        upcast_model(subject),
+        FreshProcess() as process,
+    ):
+        stages = Stages(options.progress)
+        device = follow(options.device, devices_of(subject.model))
+        options = options.model_copy(update={"found": device})
         placed = place_subject(subject, options.where, options.seed)
         subject, options, generating = generate_reference(placed, options, stages)
+        score = None
         if options.scoring is not None:
             with stages("FP32 score", options.scoring.name):
                 score = in_fp32(subject, options, options.scoring)
-        bench, step, find = _measure(subject, options, stages, as_set)
-        captured, judged, findings, budget = bench.capture, bench.judged, bench.findings, bench.yardstick.budget
-        with bench.held:
-            planned = _make_plans(bench, stages, score, generating, step)
-        known, failed = mark_unsafe(judged, planned.baselines), failed_runs(planned.baselines)
-        if known is not judged or failed:
-            judged, findings = known, find(known, failed=failed)
-        recommended, reason = recommend(planned.plans, budget, options.use, baselines=planned.baselines)
-        if step is not None:
-            with stages("low-precision steps", f"run the training step in {' and '.join(map(label, options.formats))}"):
-                training = conclude(step, planned.plans, recommended)
-                recommended, reason = recommend_plan(training, planned.plans, recommended, reason, budget, options.use)
-        plan = planned.plans.get(recommended or "")
-        with stages("follow", f"record the dtypes under {recommended or 'FP32'}"):
-            graph = FlowGraph(captured.nodes, bench.measured, judged.verdicts, input_names(captured), judged.exposed)
-            findings = about(findings, planned.plans, recommended, captured, graph, options.strategies)
-            repairs = predict_repairs(bench, planned.plans, recommended, findings)
-            followed = under_plan(captured, subject.model, subject.batches[0], plan)
+        yield Case(subject, options, stages, flags_as_set, process, score, generating)
+
+
+def _measure(case: Case) -> MeasuredModel:
+    """Record the model, and measure every operation in every format."""
+    subject, options, seed = case.subject, case.options, case.options.seed
+    with case.stages("capture", subject.name):
+        recordings = record_paths(subject, options.formats, seed)
+        limit = offload.now()
+        if limit is not None:
+            limit.need(max(working_set(path.capture) for path in recordings.each))
+    with case.stages("measure", "run each operation in low precision", recordings.operations):
+        first = recordings.first
+        budget = budget_of(subject, first.capture, options.max_error, options.metric, options.criteria, seed)
+        yardstick = Yardstick(*budget)
+        captured, measured = calibrate_paths(recordings, subject, options.formats, seed, yardstick, options.schemes)
+        noise = noise_of(first, subject, yardstick, seed, native=options.native)
+    effects = in_unit(measured, yardstick.unit)
+    return MeasuredModel(subject, captured, effects, options, yardstick, noise, case.flags, case.process)
+
+
+def _run_all_low(case: Case, model: MeasuredModel) -> AllLow:
+    strategies = " and by ".join(case.options.scope_strategies)
+    with case.stages("baseline", f"everything in low precision, by {strategies}"):
+        return run_all_low(model)
+
+
+def _run_training_step(case: Case) -> MeasuredStep | None:
+    """The FP32 training step with the backward pass of each operation in low precision, if training is audited."""
+    if not case.options.training:
+        return None
+    with case.stages("training", "run the training step in FP32"):
+        return prepare(case.subject, case.options.formats, case.options.seed)
+
+
+def _judge(model: MeasuredModel, all_low: AllLow, step: MeasuredStep | None) -> Judgement:
+    """The verdicts on all operations and layers, from all evidence."""
+    noise = model.noise.found
+    backward = unsafe_backward(model.capture, step.nodes, step.capture) if step is not None else {}
+    judged = judge(
+        model.capture,
+        model.measured,
+        model.options.formats,
+        model.yardstick.budget,
+        noise,
+        all_low=all_low.runs,
+        backward=backward,
+    )
+    layers = judge_layers(model.capture, model.measured, model.yardstick, noise)
+    return replace(judged, layers=layers)
+
+
+def _apply_rules(case: Case, model: MeasuredModel, judged: Judgement, all_low: AllLow) -> tuple[Finding, ...]:
+    """The findings of all rules, with their causes, before their severity under a plan is known."""
+    options = case.options
+    with case.stages("classify", f"{len(options.rulebook)} rules"):
+        return findings_of(
+            model.capture,
+            model.measured,
+            judged,
+            rules=spread(options.rulebook, options.formats, options.schemes),
+            formats=options.formats,
+            trains=options.training,
+            select=options.select,
+            ignores=options.ignores,
+            casts=silent_casts(model.capture, case.subject),
+            inputs=input_magnitudes(model.capture, case.subject),
+            failed=all_low.failed,
+        )
+
+
+def _make_plans(case: Case, bench: Workbench, all_low: AllLow, step: MeasuredStep | None) -> GraphPlans:
+    """Make and verify all requested plans, with their scores; exported programs too if requested."""
+    options, stages = case.options, case.stages
+    graphs, timing = GraphPlans(), None
+    schemes: tuple[QuantizedPlan, ...] = ()
+    with stages("plan", "solve, patch, verify"):
+        today = today_of(bench)
+        plans = note_gpu_only(bench, Planner(bench, all_low.runs).plans())
+    if options.schemes:
+        with stages("schemes", "find the fewest bits per weight within the error budget"):
+            making = QuantizedPlans(bench, case.score)
+            schemes = making.plans()
+    pipelines = tuple(run_pipelines(bench, step.first.by_parameter if step else None, stages))
+    if case.score is not None:
+        with stages("scores", case.score.scoring.name):
+            plans = case.score.under(plans, bench)
+    if case.generating is not None:
+        with stages("decode", "generate tokens under every verified plan"):
+            schemes = tuple(case.generating.under_scheme(plan, making.model) for plan in schemes)
+            plans = case.generating.under(plans, bench)
+    if {*GRAPHS} & {*options.strategies}:
+        with stages("graph", "export, solve, verify"):
+            graphs = graphs_of(bench, case.score)
+    plans, baselines = {**plans, **graphs.plans}, {**all_low.runs, **graphs.baselines}
+    if options.times:
+        with stages("times", "FP32 and every plan, repeatedly"):
+            plans, timing = timed_plans(bench, plans)
+    return GraphPlans(plans, baselines, graphs.programs, graphs.said, today, all_low.held, timing, schemes, pipelines)
+
+
+def _compare_steps(case: Case, step: MeasuredStep | None, plans: Mapping[str, Plan]) -> Training | None:
+    """The training step under the plans, and the format to train in, if training is audited."""
+    if step is None:
+        return None
+    formats = " and ".join(map(label, case.options.formats))
+    with case.stages("low-precision steps", f"run the training step in {formats}"):
+        return conclude(step, plans, best_for(plans, case.options.use))
+
+
+def _conclude(
+    case: Case,
+    bench: Workbench,
+    planned: GraphPlans,
+    training: Training | None,
+    recommended: str | None,
+    reason: str,
+) -> Audit:
+    """Rate the findings for the recommended plan, predict repairs, and join all results in an Audit."""
+    subject, captured, judged = bench.subject, bench.capture, bench.judged
+    options, measured = bench.options, bench.measured
+    plan = planned.plans.get(recommended or "")
+    with case.stages("follow", f"record the dtypes under {recommended or 'FP32'}"):
+        graph = FlowGraph(captured.nodes, measured, judged.verdicts, input_names(captured), judged.exposed)
+        findings = about(bench.findings, planned.plans, recommended, captured, graph, options.strategies)
+        repairs = predict_repairs(bench, planned.plans, recommended, findings)
+        followed = under_plan(captured, subject.model, subject.batches[0], plan)
     flops = {name: cost.flops for name, cost in bench.costs.items()}
-    tried = [plan] if plan else [one for one in planned.plans.values() if one.is_verified]
-    runs = [(plan_title(one), one.verification) for one in tried if one.verification]
+    tried = [plan] if plan else [each for each in planned.plans.values() if each.is_verified]
+    runs = [(plan_title(each), each.verification) for each in tried if each.verification]
     outputs, distance = bench.reference(subject.batches[0]), bench.yardstick.distance
+    proposals = propose(distance, options.criteria, outputs, captured.first, runs, options.max_error)
+    score, generating = case.score, case.generating
     return Audit(
-        **_description(bench, stages.seconds),
-        nodes=reports_of(captured, bench.measured, judged, findings, flops, followed.dtypes),
-        findings=tuple(replace(one, node=captured.twins.get(one.node, one.node)) for one in findings),
+        **_description(bench, case.stages.seconds),
+        nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
+        findings=tuple(replace(each, node=captured.twins.get(each.node, each.node)) for each in findings),
         quantization=judged.layers,
-        regions=of_verdicts(bench.measured.regions, captured, judged.verdicts),
+        regions=of_verdicts(measured.regions, captured, judged.verdicts),
         **{name: value for name, value in vars(planned).items() if name not in ("said", "held")},
-        decisions=(*bench.measured.decisions, *planned.held),
+        decisions=(*measured.decisions, *planned.held),
         repairs=repairs,
         evaluation=replace(score.evaluation, function=portable(score.evaluation.function)) if score else None,
         generation=generating.record(plan) if generating else None,
         training=training,
         recommended=recommended,
         recommendation=reason,
-        proposals=tuple(propose(distance, options.criteria, outputs, captured.first, runs, options.max_error)),
+        proposals=tuple(proposals),
         ledger=rows_of(subject, captured, plan, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in captured.twins},
         warnings=(*subject.warnings, *captured.warnings, *planned.said, *warnings_of(bench, training)),
     )
-
-
-def _measure(
-    subject: Subject, options: Settings, stages: Stages, as_set: Flags
-) -> tuple[Workbench, MeasuredStep | None, Callable[..., tuple[Finding, ...]]]:
-    """Record the model, measure and judge every operation. Returns the inputs of planning, the FP32 training step if
-    training is audited, and a function that returns the findings of a Judgement and of `failed` runs, see `findings_of`."""
-    formats, seed, step = options.formats, options.seed, None
-    with stages("capture", subject.name):
-        first = (recordings := record_paths(subject, formats, seed)).first.capture
-        if (limit := offload.now()) is not None:
-            limit.need(max(working_set(one.capture) for one in recordings.each))
-    with stages("measure", "run each operation in low precision", recordings.operations):
-        yardstick = Yardstick(*budget_of(subject, first, options.max_error, options.metric, options.criteria, seed))
-        captured, measured = calibrate_paths(recordings, subject, formats, seed, yardstick, options.schemes)
-        noise = noise_of(recordings.first, subject, yardstick, seed, native=options.native)
-    measured = in_unit(measured, yardstick.unit)
-    layers = judge_layers(captured, measured, yardstick, noise.found)
-    judged = replace(judge(captured, measured, formats, yardstick.budget, noise.found), layers=layers)
-    if options.training:
-        with stages("training", "run the training step in FP32"):
-            step = prepare(subject, formats, seed)
-        judged = with_backward(judged, captured, step.nodes, step.capture)
-    with stages("classify", f"{len(options.rulebook)} rules"):
-        rules, casts = spread(options.rulebook, formats, options.schemes), silent_casts(captured, subject)
-        wanted = partial(findings_of, select=options.select, ignores=options.ignores, trains=options.training)
-        inputs = input_magnitudes(captured, subject)
-        find = partial(wanted, captured, measured, rules=rules, formats=formats, casts=casts, inputs=inputs)
-        findings = find(judged)
-    return Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set), step, find
-
-
-def _make_plans(
-    bench: Workbench,
-    stages: Stages,
-    score: InFp32 | None,
-    generating: GenerationReference | None,
-    step: MeasuredStep | None,
-) -> GraphPlans:
-    """Run the whole model in low precision, and make the plans with their scores; exported programs too if requested."""
-    options, graphs, timing = bench.options, GraphPlans(), None
-    schemes: tuple[QuantizedPlan, ...] = ()
-    with stages("baseline", f"everything in low precision, by {' and by '.join(options.scope_strategies)}"):
-        planner = Planner(bench)
-        baselines = planner.baselines()
-        today, held = today_of(bench), tuple(run_held_choices(bench))
-    with stages("plan", "solve, patch, verify"):
-        plans = note_gpu_only(bench, planner.plans())
-    if options.schemes:
-        with stages("schemes", "find the fewest bits per weight within the error budget"):
-            making = QuantizedPlans(bench, score)
-            schemes = making.plans()
-    pipelines = tuple(run_pipelines(bench, step.first.by_parameter if step else None, stages))
-    if score is not None:
-        with stages("scores", score.scoring.name):
-            plans = score.under(plans, bench)
-    if generating is not None:
-        with stages("decode", "generate tokens under every verified plan"):
-            schemes = tuple(generating.under_scheme(plan, making.model) for plan in schemes)
-            plans = generating.under(plans, bench)
-    if {*GRAPHS} & {*options.strategies}:
-        with stages("graph", "export, solve, verify"):
-            graphs = graphs_of(bench, score)
-    plans, baselines = {**plans, **graphs.plans}, {**baselines, **graphs.baselines}
-    if options.times:
-        with stages("times", "FP32 and every plan, repeatedly"):
-            plans, timing = timed_plans(bench, plans)
-    return GraphPlans(plans, baselines, graphs.programs, graphs.said, today, held, timing, schemes, pipelines)
 
 
 def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import flow
+from auditor.plan.all_low import run_all_low
 from auditor.plan.plans import Planner, as_plan
 from auditor.plan.problem import Problem
 from auditor.plan.recommend import best_for
@@ -130,7 +131,7 @@ def planned(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator
     class Both(Planner):
         def plans(self) -> dict[str, Plan]:
             with patch.object(Problem, "products", {}):
-                two["FP32 or BF16"] = Planner(self.bench).plans()["autocast_bf16"]
+                two["FP32 or BF16"] = Planner(self.bench, run_all_low(self.bench).runs).plans()["autocast_bf16"]
             return super().plans()
 
     asked: dict[str, Any] = {"criteria": f"output: kl <= {limit:.3g}", "formats": "bf16", "strategies": "autocast"}

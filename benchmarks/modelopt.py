@@ -41,7 +41,7 @@ from auditor.measure.rerun import Yardstick
 from auditor.numerics.schemes import SCHEMES
 from auditor.plan.choices import bits_of
 from auditor.plan.quantized import QuantizedPlans
-from auditor.plan.workbench import Workbench, in_unit
+from auditor.plan.workbench import MeasuredModel, Workbench, in_unit
 from auditor.records.quantization import QuantizedPlan
 from auditor.rulebook.verdicts import judge as judge_verdicts
 from auditor.settings import Settings
@@ -236,7 +236,8 @@ def plan_for(judge: Judge, limit: float) -> Planned:
         noise = noise_of(recordings.first, subject, yardstick, seed, native=False)
         measured = in_unit(relative, yardstick.unit)
         judged = judge_verdicts(captured, measured, options.formats, yardstick.budget, noise.found)
-        bench = Workbench(subject, captured, measured, judged, (), options, yardstick, noise)
+        model = MeasuredModel(subject, captured, measured, options, yardstick, noise)
+        bench = Workbench.of(model, judged, ())
         making = QuantizedPlans(bench)
         plans = making.plans()
     seconds = time.process_time() - start

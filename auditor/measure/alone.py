@@ -80,6 +80,7 @@ class Ran:
     low: Any = None
     exact: Any = None
     unsupported: str | None = None
+    cause: str = "unsupported"
 
 
 def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
@@ -202,7 +203,7 @@ class InFormat:
                 exact = wait_for_result(target, target(*widen(args), **widen(kwargs)))
             return Ran(low, exact)
         except UnsupportedInFormat as error:
-            return Ran(unsupported=str(error))
+            return Ran(unsupported=str(error), cause="literal" if error.literal else "unsupported")
         except Exception as error:  # rounding the inputs can already break an operation, for instance a factorisation
             let_through(error)
             return Ran(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
@@ -288,7 +289,7 @@ class InFormat:
             if _disagreement(ours, propagated):
                 self._spoilt.add(n)
             if refused is not None:
-                return NodeError(unsupported=refused, cause="unsupported")
+                return NodeError(unsupported=refused, cause=ran.cause)
             share = _disagreement(ours, tensors_in(ran.low))
             return NodeError(disagreement=share, cause="discrete" if share else None)
         profile, row = self._profiles[n], self.row
@@ -302,7 +303,7 @@ class InFormat:
         if not later < math.inf:
             self._spoilt.add(n)
         if refused is not None:
-            return NodeError(propagated_error=later, unsupported=refused, cause="unsupported")
+            return NodeError(propagated_error=later, unsupported=refused, cause=ran.cause)
         low = entries(tensors_in(ran.low)[0])
         gap = profile.deviation(low, row) if source is None else profile.rounding(row)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]

@@ -177,12 +177,12 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
     after = space.error(low) if ran else space.after(chosen, low)
     adds, left = after - before if math.isfinite(after) else None, max(budget - before, 0.0)
     if idle and (harmless or after <= budget):
-        gain = f"low precision {'' if harmless else 'only '}there {explain_gain(most if saves else 0.0, objective)}"
-        short = ", too little for one more change of precision" if saves else ""
-        return Reason("no-gain", f"{gain}{short}", adds=adds, left=left)
+        gain = _too_small(most if saves else 0.0, objective)
+        words = f"low precision {'' if harmless else 'only '}there {gain}"
+        return Reason("no-gain", words, adds=adds, left=left)
     if after <= before or f"{after:.3g}" == f"{before:.3g}":
         return _explain_unchanged(space, after, saves, adds, left, ran)
-    raises = f"{'raises' if ran else 'is predicted to raise'} the {space.what}"
+    raises = f"{'increases' if ran else 'is predicted to increase'} the {space.what}"
     words = explain_budget(before, after, budget, saves, objective, raises, space.failures.get(low.high, ""))
     return Reason("margin" if after <= budget else "budget", words, adds=adds, left=left, ran=ran)
 
@@ -193,13 +193,18 @@ def _explain_unchanged(
     """The reason why a module stays in FP32 whose low precision does not raise the error: it saves too little, or no run
     was left that could verify it."""
     leaves = f"low precision there {'leaves' if ran else 'is predicted to leave'} the {space.what} at {after:.3g}"
-    gain = explain_gain(saves, space.problem.objective)
+    objective = space.problem.objective
     if saves < WORTH:
-        return Reason(
-            "no-gain", f"{leaves}, and {gain}, too little for one more change of precision", adds=adds, left=left
-        )
+        return Reason("no-gain", f"{leaves}, and {_too_small(saves, objective)}", adds=adds, left=left)
+    gain = explain_gain(saves, objective)
     words = f"{leaves}, and {gain}{'' if ran else '; the audit had no run left to verify this'}"
     return Reason("margin" if after <= space.budget else "budget", words, adds=adds, left=left, ran=ran)
+
+
+def _too_small(saves: float, objective: str) -> str:
+    """Words for a saving that is too small for one more change of precision."""
+    gain = explain_gain(saves, objective)
+    return f"{gain}, too little for one more change of precision" if saves > 0 else gain
 
 
 def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
@@ -264,10 +269,10 @@ def _find_prohibition(space: Modules, point: Candidate, chosen: Candidate, owner
     if worst in own:
         return Reason(kind, why, by=by)
     if kind == "conflict" and owner in problem.forced_fp32 and owner != module_of(owner):
-        return Reason(kind, f"returns FP32 anyway; if not kept in FP32, {why}", by=name)
+        return Reason(kind, f"its result is FP32 anyway; otherwise, {why}", by=name)
     if where in group:
         return Reason("tied", f"shares a weight with {where or 'the whole model'}, and {why}", by=where)
-    return Reason("inherited", f"with its results in low precision, {why}", by=by)
+    return Reason("inherited", f"if it returned low precision: {why}", by=by)
 
 
 def _line_of(node: Node) -> str:
@@ -298,9 +303,9 @@ def explain_budget(
     if failure:
         return f"with low precision there, a run of the model raises an error: {failure}"
     if not math.isfinite(after):
-        return "with low precision there, the outputs contained Inf or NaN, or the patched model exceeded the budget"
+        return "with low precision there, a run gave Inf or NaN, or exceeded the budget"
     gain = explain_gain(saves, objective)
-    return f"low precision there {raises} from {before:.3g} to {after:.3g} (plans may use {MARGIN * budget:.3g}), and {gain}"
+    return f"low precision there {raises} from {before:.3g} to {after:.3g} (limit {MARGIN * budget:.3g}: the budget less a margin), and {gain}"
 
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:

@@ -9,7 +9,7 @@ from functools import partial
 from operator import attrgetter
 
 from ..criteria.measure import Criteria
-from ..execution.beside import policy_of, scopes_of
+from ..execution.beside import scopes_of
 from ..execution.policy import choice_keeping, plain
 from ..numerics.formats import FORMATS, runs
 from ..records import Plan, Verification
@@ -20,14 +20,15 @@ from .outputs import with_fewest_outputs
 from .problem import Problem
 from .recommend import gains
 from .search import WORTH, Candidate, Choice, choose, find_verified
-from .verified import judge_replay, verify
+from .verified import verify
 from .workbench import Workbench
 
 
 class Planner:
-    """Runs the baselines (all in low precision, without a plan), and makes all requested plans; no plan runs twice."""
+    """Makes all requested plans; no plan runs twice."""
 
-    def __init__(self, bench: Workbench) -> None:
+    def __init__(self, bench: Workbench, baselines: Mapping[str, Verification]) -> None:
+        """baselines: {plan: the run of its strategy and format with everything in low precision}."""
         self.bench, asked = bench, bench.options
         replayed = partial(bench.replay, bench.subject.batches)
         problems = [bench.problem(strategy, fmt) for strategy in asked.scope_strategies for fmt in asked.formats]
@@ -35,22 +36,17 @@ class Planner:
         self.spaces = {problem.name: Modules(problem, replayed, bench.max_error, what) for problem in problems}
         self._ran: dict[tuple[str, Choice], Plan] = {}
         self._chosen: dict[str, Candidate] = {}
+        for name, space in self.spaces.items():
+            self._note_baseline(name, space, baselines[name])
 
-    def baselines(self) -> dict[str, Verification]:
-        """Run the model with everything in low precision, under plain autocast or a plain cast. The search reuses these
-        errors."""
-        result = dict[str, Verification]()
-        for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
-            ran, space = plan.verification, self.spaces[name]
-            if ran is None or not runs(plan.format):  # torch cannot run the plan: judge a replay
-                result[name] = judge_replay(self.bench, space.error(space.low), policy_of(self.bench.capture, plan))
-                continue
-            fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)
-            error = max(ran.measured_error or 0.0, ran.with_gradients or 0.0)
-            result[name], space.log[space.low.high] = ran, math.inf if fails else error
-            if ran.failure:
-                space.failures[space.low.high] = ran.failure
-        return result
+    def _note_baseline(self, name: str, space: Modules, ran: Verification) -> None:
+        """Record the run with everything in low precision, so that the search does not repeat it."""
+        low = space.low.high
+        space.log[low] = _error_of(ran)
+        if ran.failure:
+            space.failures[low] = ran.failure
+        if runs(space.problem.format):
+            self._ran[name, low] = replace(self._plan_of(name, space.low), verification=ran)
 
     def plans(self) -> dict[str, Plan]:
         """Make all plans, and verify them on the held-out inputs or, without them, on the calibration inputs."""
@@ -85,16 +81,25 @@ class Planner:
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """Verify the plans of these choices of precisions; plans that already ran are not run again."""
-        subject = self.bench.subject
         keys = {name: (name, point.high) for name, point in chosen.items()}
-        new: dict[str, Plan] = {}
-        for name, point in chosen.items():
-            if keys[name] not in self._ran:
-                plan = as_plan(self.spaces[name].problem, point)
-                new[name] = replace(plan, raised=subject.raised, stored_low=subject.stored_low)
+        new = {name: self._plan_of(name, point) for name, point in chosen.items() if keys[name] not in self._ran}
         for name, plan in verify(self.bench, new).items():
             self._ran[keys[name]] = plan
         return {name: self._ran[key] for name, key in keys.items()}
+
+    def _plan_of(self, name: str, point: Candidate) -> Plan:
+        """The plan of a choice of precisions, before it ran."""
+        subject = self.bench.subject
+        plan = as_plan(self.spaces[name].problem, point)
+        return replace(plan, raised=subject.raised, stored_low=subject.stored_low)
+
+
+def _error_of(ran: Verification) -> float:
+    """The error that counts for the search: the larger one of the runs with and without gradients; inf if any limit
+    was missed, or the run failed."""
+    if ran.measured_error is None or not all(one.holds for one in ran.criteria):
+        return math.inf
+    return max(ran.measured_error, ran.with_gradients or 0.0)
 
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:

@@ -111,7 +111,7 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str, baselines: Mapp
         return f"No plan is recommended: torch has no arithmetic in {labels}, so no plan can be run or verified"
     first = next(iter(plans.values()))
     allowed = _limit_clause(first, max_error)
-    fails = "keeps the score" if any(plan.score for plan in plans.values()) else "can generate tokens"
+    fails = "keeps the score within --max-drop" if any(plan.score for plan in plans.values()) else "can generate tokens"
     return {
         "not asked for": f"No plan for {use} was requested: plans of strategy autocast can train",
         "loses": f"Keep the model in FP32: no plan within {allowed} {fails}",
@@ -145,7 +145,7 @@ def _out_of_reach(
         nearest, title = min(errors)
         return (
             f"No plan is recommended: a run in {title} with almost everything in FP32 is within {allowed} ({nearest:.2g}), "
-            "but its operations are unsafe on their own"
+            "but its few low-precision operations are unsafe on their own, so other inputs may exceed the limit"
         )
     least = _blocking_limits(plans, baselines)
     if not least and errors:

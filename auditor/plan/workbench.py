@@ -1,4 +1,4 @@
-"""The inputs from which plans and baselines are made, and the runs of plans and of the recorded graph."""
+"""A measured model: runs of its artefacts and of its recorded graph, and what plans are made from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -39,23 +39,48 @@ from .costs import Cost, costs_of
 from .problem import Problem
 
 
+class FreshProcess:
+    """The process that runs emitted artefacts: started by the first question, ended with the `with` block.
+
+    problems: reasons why the model could not be verified there; empty if it could.
+    """
+
+    def __init__(self) -> None:
+        self.problems = list[str]()
+        self._held = ExitStack()
+        self._verifiers = list[tuple[tuple[Batch, ...], Verifier]]()
+
+    def __enter__(self) -> FreshProcess:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._held.__exit__(*raised)
+
+    def verifier(self, batches: tuple[Batch, ...], **settings: Any) -> Verifier:
+        """The Verifier that runs artefacts on these batches. settings: those of `Verifier`, for the first question."""
+        for known, verifier in self._verifiers:
+            if known is batches:
+                return verifier
+        verifier, _ = self._held.enter_context(Verifier.start(batches, **settings))
+        self._verifiers.append((batches, verifier))
+        return verifier
+
+
 @dataclass(frozen=True)
-class Workbench:
-    """Inputs for making plans: the recording, measurements, verdicts and options. flags: the caller's torch settings
-    for FP32. held: an ExitStack, which ends the verifier's process when closed."""
+class MeasuredModel:
+    """A recorded model with its measurements, before any verdict; runs its artefacts and replays its graph.
+
+    flags: the caller's torch settings for FP32.
+    """
 
     subject: Subject
     capture: Capture
     measured: Calibration
-    judged: Judgement
-    findings: Sequence[Finding]
     options: Settings
     yardstick: Yardstick
     noise: FP32Runs
     flags: Flags = field(default_factory=dict)
-    held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
-    not_fresh: list[str] = field(default_factory=list, init=False, compare=False)
-    """Reasons why verification in a fresh process failed; empty if it did not fail."""
+    process: FreshProcess = field(default_factory=FreshProcess, repr=False, compare=False)
 
     @cached_property
     def costs(self) -> Mapping[str, Cost]:
@@ -101,10 +126,10 @@ class Workbench:
         """Largest error that a plan may have: the budget, or the variation of FP32 itself if that is larger."""
         return max(self.yardstick.budget, self.noise.found.floor)
 
-    @cached_property
+    @property
     def verifier(self) -> Verifier:
-        """The process that runs emitted files of plans; it ends when the ExitStack `held` is closed."""
-        begun = Verifier.start(
+        """Runs emitted files of plans on `checks`, in the fresh process."""
+        return self.process.verifier(
             self.checks,
             seed=self.options.seed,
             device=self.options.where,
@@ -114,7 +139,6 @@ class Workbench:
             expected=self.reference(self.checks[0]),
             noise=self.noise.found.joint,
         )
-        return self.held.enter_context(begun)[0]
 
     def ask(
         self,
@@ -139,13 +163,13 @@ class Workbench:
             for name in plans:
                 (folder / f"{name}{PROGRAM}").write_bytes(files[f"{name}{PROGRAM}"])
             load = partial(load_program, folder, self.options.where)
-        if fresh and (files is not None or (self.subject.origin is not None and not self.not_fresh)):
+        if fresh and (files is not None or (self.subject.origin is not None and not self.process.problems)):
             try:
                 file = folder if files is not None else emit_plans(self.subject, plans, self.verifier.scratch)
                 return self.verifier.ask(file, names, question, later)
             except NotHandedOver as problem:
                 if files is None:
-                    self.not_fresh.append(str(problem))
+                    self.process.problems.append(str(problem))
         gradients = self.graded_outputs is not None  # read before the model is patched
         runs = Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most)
         return {name: question(runs, name) for name in names}
@@ -169,12 +193,39 @@ class Workbench:
         """Batches to replay in place of runs: `checks` or, if none can be replayed, the calibration inputs."""
         return self.checks if usable(self.capture, self.subject, self.checks) else self.subject.batches
 
+    def unjudged_problem(self, strategy: str, fmt: str) -> Problem:
+        """The optimization problem of a plan under one strategy and format, in which nothing is unsafe."""
+        return Problem(
+            self.capture,
+            self.costs,
+            self.contributions,
+            {},
+            strategy,
+            fmt,
+            self.options.figures,
+            self.options.objective,
+        )
+
+
+@dataclass(frozen=True)
+class Workbench(MeasuredModel):
+    """Inputs for making plans: the measured model, with its verdicts and findings."""
+
+    judged: Judgement = field(kw_only=True)
+    findings: Sequence[Finding] = field(kw_only=True)
+
+    @classmethod
+    def of(cls, model: MeasuredModel, judged: Judgement, findings: Sequence[Finding]) -> Workbench:
+        """The measured model with its verdicts and findings; both share one fresh process."""
+        shared = {each.name: getattr(model, each.name) for each in fields(model)}
+        return cls(**shared, judged=judged, findings=findings)
+
     def problem(self, strategy: str, fmt: str) -> Problem:
         """The optimization problem of a plan under one strategy and format."""
-        asked = strategy, fmt, self.options.figures, self.options.objective
-        found = Problem(self.capture, self.costs, self.contributions, {}, *asked)
+        found = self.unjudged_problem(strategy, fmt)
         low = found.resolve(plain(fmt))  # autocast runs recurrent layers in FP16: their FP16 verdict counts
-        return replace(found, verdicts={n: each[found.computed_in(low, n)] for n, each in self.judged.verdicts.items()})
+        verdicts = {name: by_format[found.computed_in(low, name)] for name, by_format in self.judged.verdicts.items()}
+        return replace(found, verdicts=verdicts)
 
 
 def worst_of(values: Sequence[float]) -> float:

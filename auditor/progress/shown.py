@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import printable
 
 STAGES = (
-    "load:target, generate:generate, FP32 score:evaluate, capture, measure, training:training, classify, baseline, plan, "
+    "load:target, generate:generate, FP32 score:evaluate, capture, measure, baseline, training:training, classify, plan, "
     "schemes:schemes, scores:evaluate, decode:generate, low-precision steps:training, follow, write:target"
 ).split(", ")
 """Stages of an audit, in order: `stage`, or `stage:setting` if the stage depends on a setting."""

@@ -45,10 +45,23 @@ class NodeError:
         str | None,
         FileField(
             "cause of the error; `nested`: the results cannot be compared; `null`: no error",
-            choices=("overflow", "underflow", "cancellation", "rounding", "discrete", "unsupported", "nan", "nested"),
+            choices=(
+                "overflow",
+                "underflow",
+                "cancellation",
+                "rounding",
+                "discrete",
+                "literal",
+                "unsupported",
+                "nan",
+                "nested",
+            ),
         ),
     ] = None
-    product: Annotated[ProductError | None, FileField("error of a product by cause; `null`: no product")] = None
+    product: Annotated[
+        ProductError | None,
+        FileField("of a matrix product or convolution: its error by cause; `null`: another operation"),
+    ] = None
     born: Annotated[bool, FileField("whether Inf, NaN or an exception originates at this operation")] = False
 
 

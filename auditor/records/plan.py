@@ -68,7 +68,6 @@ class NonFinite:
     begins_owner: Annotated[str, FileField("module of the operation `begins`")]
     begins_op: Annotated[str, FileField("ATen overload of the operation `begins`; `input`: an input of the model")]
     begins_source: Annotated[str | None, FileField("source line of the operation `begins`")]
-    rules: Annotated[tuple[str, ...], FileField("codes of the rules that report `node` or `begins`")] = ()
     batch: Annotated[int, FileField("number of the first batch with Inf or NaN", least=1)] = 1
 
 

@@ -9,6 +9,7 @@ from ..criteria.criterion import counts_flips
 from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
 from ..records.decisions import Decisions
+from ..records.measure import MEASURED
 from ..records.plan import INPUT
 from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, or_blank, percent, ratio, scope, where
@@ -36,7 +37,7 @@ def _origins(audit: Audit, fmt: str) -> list[Block]:
     first = {first.node: first for first in runs.values() if first is not None}
     born = [r for r in audit.nodes if fmt in r.errors and (r.errors[fmt].born or r.node.name in first)]
     kinds = fold(born, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause, r.exposed.get(fmt)))
-    said = [_birth(same, fmt, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
+    said = [_birth(audit, same, fmt, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
     if not kinds:
         alone = "no single operation produces Inf or NaN, but the whole model in low precision does"
         finite = "no value that is finite in FP32 becomes Inf or NaN"
@@ -56,7 +57,7 @@ def _products(audit: Audit, fmt: str) -> Grid:
     return Grid(("Product", "Error", "Inputs", "Accumulation", "Output"), tuple(rows), caption=caption)
 
 
-def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
+def _birth(audit: Audit, same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     """A text on an operation where Inf, NaN or an exception first appears: place, number of blocks, and cause."""
     report, error = same[0], same[0].errors[fmt]
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
@@ -66,7 +67,9 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     begins = f"{where(report.node)}{blocks} raises an error on {label(fmt)} inputs: {error.unsupported}"
     if value != "unsupported":
         begins = f"{name} first appears at {where(report.node)}{blocks}"
-    together = cause(first) if first else "With only this operation in low precision, all values stay finite."
+    together = (
+        cause(audit, first, fmt) if first else "With only this operation in low precision, all values stay finite."
+    )
     remark = EXPOSED.get(report.exposed.get(fmt, ("",)), "")
     return " ".join(filter(None, (f"{begins}.", "" if alone else together, remark)))
 
@@ -92,7 +95,7 @@ def _regions(audit: Audit, fmt: str) -> Grid:
     for r in result[:SHOWN]:
         moves = f"does not run: {r.failure}" if r.failure else ratio(r.error)
         rows.append((f"`{scope(r.scope)}`", str(len(r.nodes)), moves, ratio(r.explained)))
-    caption = f"Groups of neighboring operations. Moves output: {'share of a limit used' if audit.criteria else 'change of the output'} with only the group in {label(fmt)}. Single errors: the value to expect if the errors of its single operations are independent (root of the sum of their squares)"
+    caption = f"Groups of neighboring operations. Moves output: {'share of a limit used' if audit.criteria else 'change of the output'} with only the group in {label(fmt)}. Single errors: the value to expect if the effects of the single operations are independent (root of the sum of their squares); a larger Moves output means that they add up"
     return Grid(heads, tuple(rows), caption=caption)
 
 
@@ -109,22 +112,36 @@ def _linearity(audit: Audit, fmt: str) -> str:
             words.append("Over 10% of all pairs differ by more than a factor of 1.6, so more effects were measured.")
         if beyond := one.confirmed + one.refuted:
             words.append(
-                f"Of {count(beyond, 'effect')} estimated above the error budget, runs confirm {one.confirmed:,}."
+                f"Of {count(beyond, 'measured effect')} estimated above the error budget, {one.confirmed:,} "
+                f"{'is' if one.confirmed == 1 else 'are'} above it."
             )
         if one.left:
-            words.append(f"{count(one.left, 'more effect')} estimated above the budget {left} not measured.")
+            words.append(f"{count(one.left, 'further effect')} estimated above the budget {left} not measured.")
     return " ".join(words)
 
 
-def cause(first: NonFinite) -> str:
-    """A sentence that names the cause of Inf or NaN."""
-    fired = f"; see {', '.join(first.rules)}" if first.rules else ""
+def cause(audit: Audit, first: NonFinite, fmt: str) -> str:
+    """A sentence that names the cause of Inf or NaN in a format, and the rules that report it."""
+    rules = _rules_about(audit, first, fmt)
+    fired = f"; see {', '.join(rules)}" if rules else ""
     if first.begins == first.node:
         return f"The cause is {first.cause} in the same operation{fired}."
     if first.begins_op == INPUT:
         return f"The cause is {first.cause} of the input `{first.begins}`{fired}."
     place = at(first.begins_op, first.begins_owner, first.begins_source)
     return f"The cause is {first.cause} at {place}{fired}."
+
+
+def _rules_about(audit: Audit, first: NonFinite, fmt: str) -> list[str]:
+    """Codes of the rules with findings at the cause, or at the operation that turns Inf or NaN. Rules that only report
+    the measurement are named if no other rule has a finding there."""
+    at_cause = [f.rule for f in audit.findings if fmt in f.formats and f.node == first.begins]
+    at_node = [f.rule for f in audit.findings if fmt in f.formats and f.node == first.node]
+    fired = [*at_cause, *at_node]
+    if first.begins_op == INPUT and at_cause:
+        fired = at_cause
+    explaining = [rule for rule in fired if rule not in MEASURED]
+    return list(dict.fromkeys(explaining or fired))
 
 
 def at(name: str, owner: str, source: str | None) -> str:
@@ -147,7 +164,7 @@ def nonfinite_runs(audit: Audit, fmt: str) -> dict[str, NonFinite | None]:
         if first is not None:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)
-            said = f"values turn {first.value} at {place}{batch}. {cause(first)}"
+            said = f"values turn {first.value} at {place}{batch}. {cause(audit, first, fmt)}"
         result[f"{title}: {said}"] = first
     return result
 

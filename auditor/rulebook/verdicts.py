@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from types import MappingProxyType
 from typing import TypeVar
 
-from ..artefact.strategies import names
+from ..artefact.strategies import names, strategy_of
 from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, counts_flips, strict
 from ..execution.resolve import kept_low, reached_by
@@ -17,7 +18,21 @@ from ..measure.calibrate import Calibration, larger_effect, worse
 from ..measure.rerun import SENSITIVE_SHARE, Yardstick
 from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import merge_magnitudes
-from ..records import Capture, Contribution, Dtypes, Finding, Magnitudes, Node, NodeError, NodeReport, Noise, Verdict
+from ..records import (
+    Capture,
+    Contribution,
+    Dtypes,
+    Finding,
+    Magnitudes,
+    Node,
+    NodeError,
+    NodeReport,
+    Noise,
+    NonFinite,
+    Verdict,
+    Verification,
+)
+from ..records.plan import INPUT
 from ..records.quantization import QuantizedLayer
 from ..records.training import BackwardNode
 from .values import literal_results
@@ -62,7 +77,7 @@ def verdict_of(
     if not exposed:
         return Verdict("safe", "without a plan, no strategy runs the operation on low-precision values")
     if error.unsupported:
-        return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
+        return Verdict("unsafe", error.unsupported, "range" if error.cause == "literal" else None)
     return _weigh(contribution, max_error, noise, error, span, fmt, into)
 
 
@@ -201,9 +216,60 @@ class Judgement:
 
 
 def judge(
-    capture: Capture, measured: Calibration, formats: Sequence[str], max_error: float, noise: Noise = QUIET
+    capture: Capture,
+    measured: Calibration,
+    formats: Sequence[str],
+    max_error: float,
+    noise: Noise = QUIET,
+    *,
+    all_low: Mapping[str, Verification] = MappingProxyType({}),
+    backward: Mapping[tuple[str, str], Verdict] = MappingProxyType({}),
 ) -> Judgement:
-    """The verdict of every node in every format."""
+    """The verdict of every node in every format.
+
+    all_low: {strategy_format: the run with everything in low precision}, whose Inf and NaN are evidence. backward: see
+    `unsafe_backward`.
+    """
+    judged = _judge_alone(capture, measured, formats, max_error, noise)
+    return with_backward(judged.with_unsafe(unsafe_together(all_low)), backward)
+
+
+def unsafe_together(all_low: Mapping[str, Verification]) -> dict[tuple[str, str], Verdict]:
+    """{(node, format): the verdict} of operations that make a run with everything in low precision Inf or NaN.
+
+    The operation at which that begins is unsafe, not a later one that receives its result. If an input of the model
+    overflows, the operation that reads it is.
+    """
+    result = dict[tuple[str, str], Verdict]()
+    for name, run in all_low.items():
+        strategy, _, fmt = name.partition("_")
+        first = run.nonfinite
+        if first is None:
+            continue
+        node = first.node if first.begins_op == INPUT else first.begins
+        limit = "range" if first.cause in ("overflow", "underflow") else "precision"
+        verdict = Verdict("unsafe", _together_reason(first, strategy, fmt), limit, first.batch)
+        result.setdefault((node, fmt), verdict)
+    return result
+
+
+def _together_reason(first: NonFinite, strategy: str, fmt: str) -> str:
+    how = f"with everything in {label(fmt)} {strategy_of(strategy).title}"
+    batch = f" (batch {first.batch})" if first.batch > 1 else ""
+    if first.begins == first.node:
+        return f"{how}, its result contains {first.value}, although it stays finite alone; the cause is {first.cause}{batch}"
+    if first.begins_op == INPUT:
+        return (
+            f"{how}, its result contains {first.value}; the cause is {first.cause} of the input {first.begins}{batch}"
+        )
+    reader = f"{first.op.removeprefix('aten.').partition('.')[0]} ({first.source or first.owner or 'the model itself'})"
+    return f"{how}, {first.cause} in its result makes the result of {reader} {first.value}{batch}"
+
+
+def _judge_alone(
+    capture: Capture, measured: Calibration, formats: Sequence[str], max_error: float, noise: Noise
+) -> Judgement:
+    """The verdict of every node in every format, from the effects of running it alone in low precision."""
     verdicts: dict[str, dict[str, Verdict]] = {name: {} for name in capture.nodes}
     exposed: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in capture.nodes}
 
@@ -335,14 +401,21 @@ def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
     )
 
 
-def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:
-    """The verdicts of the audited graph, with operations marked unsafe whose backward pass fails in the training step's
-    graph."""
+def with_backward(judged: Judgement, backward: Mapping[tuple[str, str], Verdict]) -> Judgement:
+    """The verdicts, with the verdicts `backward` for operations that a strategy runs in low precision."""
+    reached = {(name, fmt): verdict for (name, fmt), verdict in backward.items() if judged.exposed[name].get(fmt)}
+    return judged.with_unsafe(reached)
+
+
+def unsafe_backward(captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> dict[tuple[str, str], Verdict]:
+    """{(node of the audited graph, format): the verdict} of operations whose backward pass fails in the training step.
+
+    step: the recorded training step, to whose operations `nodes` refers.
+    """
     same = same_operations(step, captured)
-    found = {
+    return {
         (same[node.name], fmt): Verdict("unsafe", reason, "range")
         for node in nodes
+        if node.name in same
         for fmt, reason in node.reasons.items()
-        if node.name in same and judged.exposed[same[node.name]].get(fmt)
     }
-    return judged.with_unsafe(found)

@@ -12,7 +12,7 @@ from ..artefact.strategies import strategy_of
 from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import exponent_counts, largest_scale, merge_magnitudes, subnormal_share, underflow_share
 from ..plan.recommend import kept_apart, recommend
-from ..records import Magnitudes, Plan
+from ..records import Magnitudes, Plan, Verification
 from ..records.training import LossScale, ParameterGradients, Training
 
 TOLERATED, MOST_TOLERATED = 0.1, 0.25
@@ -49,7 +49,7 @@ def format_to_train_in(
     formats: tuple[str, ...],
     scale: LossScale | None,
     errors: Mapping[str, float | None],
-    recommended: str | None,
+    preferred: str | None,
     idle: Collection[str] = (),
     *,
     tolerated: float = TOLERATED,
@@ -57,7 +57,7 @@ def format_to_train_in(
 ) -> tuple[str | None, str]:
     """The format to train in, with the reason in words; or None, with a whole sentence on why none is recommended.
 
-    idle: formats with a requested autocast plan that is not verified or runs nothing in low precision. tolerated: the
+    preferred: the format of the best plan by the errors of the outputs, if any. idle: formats with a requested autocast plan that is not verified or runs nothing in low precision. tolerated: the
     largest gradient error of a recommended format. unclear: {format whose error may be on either side: its interval}.
     """
     unclear = unclear or {}
@@ -71,7 +71,7 @@ def format_to_train_in(
     near = {fmt: error for fmt, error in near.items() if fmt not in idle}
     fp16 = "fp16" in near and scale is not None and scale.init is not None
     closer = fp16 and near.get("bf16", math.inf) < near["fp16"]
-    if "bf16" in near and (not fp16 or closer or (recommended or "").endswith("bf16")):
+    if "bf16" in near and (not fp16 or closer or preferred == "bf16"):
         why = _why_bf16(formats, scale, errors, closer, "fp16" in idle, tolerated)
         return "bf16", f"BF16 without a scaler: {why}"
     if fp16 and scale is not None and scale.init is not None:
@@ -148,24 +148,27 @@ def _off(fmt: str, error: float, tolerated: float) -> str:
     return f"{name} gradients differ from FP32's by {error:.0%}, above the tolerated {tolerated:.0%}"
 
 
-def recommend_plan(
-    training: Training,
+def choose_plan(
     plans: Mapping[str, Plan],
-    recommended: str | None,
-    reason: str,
     max_error: float,
-    use: str = "training",
+    use: str,
+    training: Training | None,
+    baselines: Mapping[str, Verification],
 ) -> tuple[str | None, str]:
-    """Return the plan to train under (None for FP32) and the reason.
+    """The name of the plan to use, None for FP32, and the reason.
 
-    Plans are chosen by output error; a step may need more accuracy, or a range that FP16 lacks. If `use` is not
-    `training`, only the reason changes; if no requested plan trains in the recommended format, nothing changes.
+    Plans are chosen by output error; a training step may need more accuracy, or a range that FP16 lacks. If `use` is
+    not `training`, the step changes only the reason; if no requested plan trains in the step's format, nothing.
+    baselines: see `recommend`. Raises: PlanError, as `recommend` does.
     """
+    if training is None:
+        return recommend(plans, max_error, use, baselines=baselines)
     if use != "training":
-        return recommend(plans, max_error, use, {f"autocast_{training.format}"})
+        return recommend(plans, max_error, use, {f"autocast_{training.format}"}, baselines)
+    recommended, reason = recommend(plans, max_error, use, baselines=baselines)
+    if training.format is None and recommended is None:
+        return recommended, reason
     if training.format is None:
-        if recommended is None:
-            return None, reason
         why = training.recommendation
         return None, f"{why[0].upper()}{why[1:]}. For inference, {recommended} meets the error budget."
     trains = (plan for plan in plans.values() if strategy_of(plan.strategy).trains)

@@ -106,8 +106,11 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
     return MeasuredStep(captured, formats, first, pooled, tuple(parameters), nodes, attribution, steps)
 
 
-def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
-    """Find the usable loss scales in FP16, updates lost in BF16, errors of low-precision steps, and advice."""
+def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], preferred: Plan | None) -> Training:
+    """Find the usable loss scales in FP16, updates lost in BF16, errors of low-precision steps, and advice.
+
+    preferred: the best plan by the errors of the outputs, whose format is taken if the step can train in it.
+    """
     trainable = {name: plan for name, plan in plans.items() if plan.holds and plan.has_low}
     lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
@@ -139,8 +142,9 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         bf16 = Bf16Outlook(share, adam, sgd)
     idle = {f for f in prepared.formats if f"autocast_{f}" in plans and lowerings[f].plan is None}
     unclear = {f: interval_of(errors) for f, errors in draws.items() if side_of(errors, tolerated) == "unclear"}
+    preferred_format = preferred.format if preferred is not None else None
     format, reason = format_to_train_in(
-        prepared.formats, scale, errors, recommended, idle, tolerated=tolerated, unclear=unclear
+        prepared.formats, scale, errors, preferred_format, idle, tolerated=tolerated, unclear=unclear
     )
     assert subject.objective is not None
     plan, (args, kwargs) = lowerings[fmt].plan, subject.batches[0]

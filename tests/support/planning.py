@@ -11,12 +11,13 @@ from auditor.capture.capture import capture
 from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
+from auditor.plan.all_low import run_all_low
 from auditor.plan.modules import Modules, as_candidate, lowered_with
-from auditor.plan.plans import as_plan
+from auditor.plan.plans import Planner, as_plan
 from auditor.plan.problem import Problem
 from auditor.plan.search import Candidate
 from auditor.plan.verified import verify
-from auditor.plan.workbench import Workbench
+from auditor.plan.workbench import MeasuredModel, Workbench
 from auditor.records import Plan
 from auditor.rulebook.findings import classify, compare_with_verdicts
 from auditor.rulebook.gather import gather
@@ -54,7 +55,14 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
     judged = judge(captured, measured, options.formats, options.max_error)
     facts = gather(captured, measured.ranges, judged.verdicts)
     findings = compare_with_verdicts(classify(captured, facts, options.rulebook), judged.verdicts)
-    return Workbench(subject, captured, measured, judged, findings, options, Yardstick(options.max_error), FP32Runs())
+    yardstick = Yardstick(options.max_error)
+    model = MeasuredModel(subject, captured, measured, options, yardstick, FP32Runs())
+    return Workbench.of(model, judged, findings)
+
+
+def planner_of(bench: Workbench) -> Planner:
+    """The planner of a bench, after its runs with everything in low precision."""
+    return Planner(bench, run_all_low(bench).runs)
 
 
 def lowered(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:

@@ -91,13 +91,6 @@ def test_findings_are_about_the_audited_formats_and_training_where_that_is_asked
     assert not [item.rule for item in found if item.rule.startswith("TRN")]
 
 
-def test_an_operation_that_only_breaks_with_everything_low_is_found() -> None:
-    # FP16 has 37.84375, 37.875, 37.90625: 37.88 + and 37.87 + both become 37.875, each alone leaves a difference
-    model = Function(lambda x: ((x * 1e-3 + 37.88) - (x * 1e-4 + 37.87)).log())
-    audit = auditor.audit(model, normal(4, 16).abs(), formats="fp16", strategies="cast", quick=True)
-    assert "log" in {one.node for one in audit.findings if one.rule == "MSR001"}
-
-
 def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a terminal or a watching process hears while one stage takes minutes."""
     heard: Counter[str] = Counter()

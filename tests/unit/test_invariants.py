@@ -33,7 +33,7 @@ from auditor.numerics.operations import operation
 from auditor.offload.files import OffloadMode, is_offloaded
 from auditor.plan import plans
 from auditor.plan.problem import timed_in
-from auditor.plan.workbench import Workbench
+from auditor.plan.workbench import MeasuredModel, Workbench
 from auditor.records import Audit, Capture, Contribution, Plan
 from auditor.training.backward import backward_errors
 from auditor.training.objective import training_subject
@@ -200,8 +200,12 @@ def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkey
     budget = 3.5e-3  # missed where everything is low
     found = auditor.audit(seeded(lambda: Deep(12, 64)), normal(32, 64), formats="bf16", max_error=budget)
     missed = [plan for plan in tried if plan.predicted_error < budget < (plan.measured_error or 0.0)]
-    assert {plan.strategy for plan in missed} == {"autocast", "cast"}
     assert not any(plan.is_verified for plan in missed)
+    assert found.baselines.keys() == {"autocast_bf16", "cast_bf16"}
+    for run in found.baselines.values():  # predicted to hold, as everything else
+        assert run.measured_error is not None
+        assert budget < run.measured_error
+        assert not run.holds
     for plan in (*tried, *found.plans.values()):
         assert plan.is_verified == (plan.measured_error is not None and plan.measured_error <= budget)
     assert found.recommended is None or found.plans[found.recommended].is_verified
@@ -210,7 +214,7 @@ def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkey
 def audited_without_runs(monkeypatch: pytest.MonkeyPatch, why: str) -> Audit:
     """An audit whose artefacts, modules and programs alike, are never run."""
 
-    monkeypatch.setattr(Workbench, "ask", lambda bench, plans, *rest: dict.fromkeys(plans, why))
+    monkeypatch.setattr(MeasuredModel, "ask", lambda bench, plans, *rest: dict.fromkeys(plans, why))
     return auditor.audit(
         seeded(lambda: Deep(3, 64)), normal(32, 64), formats="bf16", strategies=(*SHIPPED, "graph"), max_error=0.5
     )
@@ -238,7 +242,8 @@ def test_one_function_says_that_a_plan_is_verified_and_it_is_given_the_answer() 
         for keyword in call.keywords
         if keyword.arg == "verification"
     }
-    assert said == {("plan.verified", "replace(ran, holds=holds)"), ("document.live", "None")}
+    handed_on = ("plan.plans", "ran")
+    assert said == {("plan.verified", "replace(ran, holds=holds)"), handed_on, ("document.live", "None")}
 
 
 # Nothing the auditor computes writes into what it was given: all that calls operations in place is run on every dtype.

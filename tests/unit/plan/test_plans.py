@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.execution.policy import Policy, choice_from_scopes, choice_keeping
+from auditor.plan import all_low
 from auditor.plan import plans as module
+from auditor.plan.all_low import run_all_low
 from auditor.plan.modules import merge_alike
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
@@ -20,7 +22,7 @@ from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Reason
 from auditor.records.paths import FP32_OUTPUT, function_in
 from tests.support.capturing import Function
-from tests.support.planning import Foretold, bench_of, kept, lowered
+from tests.support.planning import Foretold, bench_of, kept, lowered, planner_of
 from tests.support.replaying import Model
 from tests.support.small_models import Deep
 from tests.support.subjects import FORMATS, normal, seeded
@@ -62,10 +64,9 @@ def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replay
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
     bench = bench_of(seeded(overflowing), normal(4, 16) * 100, strategies=("cast",))
     assert "unsafe" in {each["fp16"].verdict for each in bench.judged.verdicts.values()}
-    planner = Planner(bench)
-    baselines = planner.baselines()
+    baselines = run_all_low(bench).runs
     assert not baselines["cast_fp16"].finite
-    plans = planner.plans()
+    plans = Planner(bench, baselines).plans()
     assert "fp32" in {choice.precision for choice in plans["cast_fp16"].scopes.values()}
     assert "fp32" not in {choice.precision for choice in plans["cast_bf16"].scopes.values()}
 
@@ -78,6 +79,7 @@ def test_an_artefact_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return verify(bench, plans)
 
     monkeypatch.setattr(module, "verify", counted)
+    monkeypatch.setattr(all_low, "verify", counted)
     for budget in (0.01, 0.0025):
         ran.clear()
         auditor.audit(seeded(Deep), normal(64, 256), formats="bf16", max_error=budget)
@@ -87,7 +89,7 @@ def test_an_artefact_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_another_strategy_chose_is_taken_where_it_is_better_and_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
-    planner = Planner(bench)
+    planner = planner_of(bench)
     spaces = {name: Foretold(space.problem, 0.5) for name, space in planner.spaces.items()}
     planner.spaces = dict(spaces)
     found = {id(spaces["autocast_bf16"]): spaces["autocast_bf16"].low}
@@ -221,9 +223,7 @@ MODELS = {
 def planned_of(request: pytest.FixtureRequest) -> Planned:
     model, inputs, budget = MODELS[request.param]
     bench = bench_of(seeded(model), *inputs, formats=FORMATS, max_error=budget)
-    planner = Planner(bench)
-    planner.baselines()
-    return bench, planner.plans()
+    return bench, planner_of(bench).plans()
 
 
 def problems(bench: Workbench, plans: dict[str, Plan]) -> Iterator[tuple[Plan, Problem]]:

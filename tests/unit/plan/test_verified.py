@@ -17,7 +17,7 @@ from auditor.isolation.process import flags, ieee
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
-from auditor.plan.plans import Planner
+from auditor.plan.all_low import run_all_low
 from auditor.plan.verified import judge_answers, today_of
 from auditor.plan.workbench import Workbench
 from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
@@ -258,7 +258,7 @@ def test_the_model_itself_is_run_low_on_every_check_whatever_its_shape() -> None
     model = seeded(noting)
     bench = bench_beside(model, normal(2, 4), normal(5, 4))
     SEEN.clear()
-    found = Planner(bench).baselines()
+    found = run_all_low(bench).runs
     low = [seen for seen in SEEN if seen[2] is not torch.float32]
     assert low == [
         (2, torch.float32, torch.bfloat16),
@@ -273,7 +273,7 @@ def test_the_model_itself_is_run_low_on_every_check_whatever_its_shape() -> None
 
 def test_what_raises_is_the_baselines_failure() -> None:
     factoring = Function(lambda x: torch.linalg.cholesky(x.t() @ x + torch.eye(4, dtype=x.dtype)).float())
-    found = Planner(bench_beside(factoring, formats=("fp16",))).baselines()
+    found = run_all_low(bench_beside(factoring, formats=("fp16",))).runs
     cast = found["cast_fp16"]
     assert (cast.measured_error, cast.finite) == (None, False)
     assert "cholesky" in str(cast.failure)

@@ -70,13 +70,13 @@ def test_stages_that_the_settings_announce_count_from_the_beginning():
     """The share rises with every stage, as none is added on the way."""
     asked = Settings(mode="training").model_copy(update={"target": "net.py"})
     shown, told = Display(asked), []
-    until_planned = ("load", "capture", "measure", "training", "classify", "baseline", "plan")
+    until_planned = ("load", "capture", "measure", "baseline", "training", "classify", "plan")
     for stage in (*until_planned, "low-precision steps", "follow", "write"):
         shown(stage, "", 0, 0)
         told.append((shown.summary().partition(" done")[0], shown.share))
     assert [said for said, _ in told[2:4]] == [
         "measure (stage 3 of 10), in total 20%",
-        "training (stage 4 of 10), in total 30%",
+        "baseline (stage 4 of 10), in total 30%",
     ]
     assert [share for _, share in told] == pytest.approx([n / 10 for n in range(10)])
 
@@ -94,7 +94,7 @@ def test_a_stage_that_is_added_takes_nothing_back():
     for stage, done in (("capture", 0), ("measure", 9), ("training", 0), ("classify", 0)):
         shown(stage, "", done, 10)
         shares.append(shown.share)
-    assert shares == [0, pytest.approx(1.9 / 6), pytest.approx(1.9 / 6), pytest.approx(3 / 7)]
+    assert shares == [0, pytest.approx(1.9 / 6), pytest.approx(1.9 / 6), pytest.approx(4 / 7)]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def notebook(monkeypatch) -> Cells:
 def test_a_notebook_shows_one_line_by_default(notebook):
     auditor.audit(nn.Linear(6, 2), torch.ones(4, 6), formats="bf16", strategies="cast")
     stages = [text.split()[0] for text, *_ in notebook[:-1]]
-    assert list(dict.fromkeys(stages)) == ["capture", "measure", "classify", "baseline", "plan", "follow"]
+    assert list(dict.fromkeys(stages)) == ["capture", "measure", "baseline", "classify", "plan", "follow"]
     assert re.fullmatch(r"audited in \d+ s", notebook[-1][0])
 
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.records import NodeError, Verdict
+from auditor.records import NodeError, NonFinite, Verdict
+from auditor.records.plan import INPUT
 from auditor.report.blocks import Grid, Prose
-from auditor.report.origins import origins
+from auditor.report.origins import cause, origins
 from auditor.report.table import folds, measures, table
+from tests.support.findings import finding
 from tests.unit.report.factory import HOSTILE, make_audit, with_reasons
 
 
@@ -151,3 +153,26 @@ def test_a_verdict_of_safe_says_why_where_the_operation_alone_breaks_the_budget(
     assert said[3] == kept.reason
     safe = [i for i, r in enumerate(audit.nodes) if r.verdicts["bf16"].verdict == "safe" and i != 3]
     assert {said[i] for i in safe} == {""}
+
+
+def non_finite_of(begins: str, begins_op: str) -> NonFinite:
+    where = ("sqrt", "norm", "aten.sqrt.default", "unet.py:28", "NaN")
+    return NonFinite(*where, "cancellation", begins, "norm", begins_op, "unet.py:27")
+
+
+@pytest.mark.parametrize(
+    ("begins_op", "rules", "named"),
+    [
+        ("aten.sub.Tensor", {"sub": ["MSR001", "RED004"], "sqrt": ["SFT002"]}, "see RED004, SFT002."),
+        ("aten.sub.Tensor", {"sub": ["MSR001"]}, "see MSR001."),
+        ("aten.sub.Tensor", {"mul": ["RED004"]}, "(unet.py:27)."),
+        (INPUT, {"sub": ["INP001"], "sqrt": ["SFT002"]}, "see INP001."),
+    ],
+)
+def test_the_cause_of_nan_names_the_rules_that_explain_it(
+    begins_op: str, rules: dict[str, list[str]], named: str
+) -> None:
+    findings = [finding(rule, node, formats=("fp16",)) for node, each in rules.items() for rule in each]
+    findings.append(finding("ACT003", "sub", formats=("bf16",)))
+    audit = replace(make_audit(8), findings=tuple(findings))
+    assert cause(audit, non_finite_of("sub", begins_op), "fp16").endswith(named)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from auditor.records import Capture, NodeError, Verdict
 from auditor.records.training import BackwardNode
 from auditor.rulebook.gather import WORDS, gather, positions
-from auditor.rulebook.verdicts import Judgement, backward_reasons, with_backward
+from auditor.rulebook.verdicts import Judgement, backward_reasons, unsafe_backward, with_backward
 from auditor.training.step import capture_step
 from tests.support.capturing import Captured, captured, facts_of
 from tests.support.replaying import Model
@@ -265,7 +265,7 @@ def judged(verdict: Verdict, exposed: tuple[str, ...]) -> Verdict:
     before = Judgement(*(dict.fromkeys(audited.nodes, one) for one in each), layers=("a layer",))
     (found,) = backward_reasons([node("exp", {"fp16": "w"}, fp16=BREAKS)])
     loss = node("sum_1", {"fp16": "w"}, fp16=BREAKS)  # of the loss: the audited graph has no such operation
-    after = with_backward(before, audited, backward_reasons([found, loss]), step)
+    after = with_backward(before, unsafe_backward(audited, backward_reasons([found, loss]), step))
     assert (after.verdicts["exp"]["bf16"], after.layers) == (SAFE, before.layers)
     assert before.verdicts["exp"]["fp16"] == verdict  # the first judgement stays as it was
     return after.verdicts["exp"]["fp16"]

@@ -315,21 +315,21 @@ OPEN, CLOSED = window(0, -10), window(3, -40)
 
 
 @pytest.mark.parametrize(
-    ("errors", "scale", "recommended", "format", "reason"),
+    ("errors", "scale", "preferred", "format", "reason"),
     [
-        ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_fp16", "fp16", "FP16 with GradScaler"),
-        ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_bf16", "bf16", "the recommended plan runs in BF16"),
+        ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "fp16", "fp16", "FP16 with GradScaler"),
+        ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "bf16", "bf16", "the recommended plan runs in BF16"),
         # gradients that are finite and wrong
         ({"fp16": 0.64, "bf16": 3e-3}, OPEN, None, "bf16", "FP16 gradients differ from FP32's by 64%"),
         ({"fp16": 0.64, "bf16": 0.3}, OPEN, None, None, "training: BF16 gradients differ from FP32's by 30%"),
         ({"fp16": 0.64}, OPEN, None, None, "training: FP16 gradients differ from FP32's by 64%"),
-        ({"fp16": 0.64}, OPEN, "autocast_fp16", None, "by 64%"),
-        ({"fp16": 2e-3, "bf16": 0.3}, OPEN, "autocast_bf16", "fp16", "BF16 gradients differ from FP32's by 30%"),
+        ({"fp16": 0.64}, OPEN, "fp16", None, "by 64%"),
+        ({"fp16": 2e-3, "bf16": 0.3}, OPEN, "bf16", "fp16", "BF16 gradients differ from FP32's by 30%"),
         # FP16 is usually the closer one; where it is not, something is lost
         (
             {"fp16": 0.05, "bf16": 0.01},
             OPEN,
-            "autocast_fp16",
+            "fp16",
             "bf16",
             "differ from FP32's by 0.01, and FP16 gradients by 0.05",
         ),
@@ -337,14 +337,14 @@ OPEN, CLOSED = window(0, -10), window(3, -40)
         ({"fp16": math.inf, "bf16": 3e-3}, OPEN, None, "bf16", "no finite gradients"),
         ({"fp16": None, "bf16": math.nan}, OPEN, None, None, "no format gives finite gradients"),
         ({"fp16": math.inf, "bf16": None}, OPEN, None, None, "no format gives finite gradients"),
-        ({"fp16": 4e-4, "bf16": 3e-3}, CLOSED, "autocast_fp16", "bf16", "no loss scale suits FP16"),
-        ({"fp16": 4e-4}, CLOSED, "autocast_fp16", None, "no loss scale suits FP16"),
+        ({"fp16": 4e-4, "bf16": 3e-3}, CLOSED, "fp16", "bf16", "no loss scale suits FP16"),
+        ({"fp16": 4e-4}, CLOSED, "fp16", None, "no loss scale suits FP16"),
         ({"fp16": 0.0, "bf16": 0.0}, None, None, None, "autocast runs nothing in low precision"),
     ],
 )
 def test_the_format_and_why(
-    errors: dict[str, float | None], scale: LossScale | None, recommended: str | None, format: str | None, reason: str
+    errors: dict[str, float | None], scale: LossScale | None, preferred: str | None, format: str | None, reason: str
 ) -> None:
-    found, why = format_to_train_in(tuple(errors) or FORMATS, scale, errors, recommended)
+    found, why = format_to_train_in(tuple(errors) or FORMATS, scale, errors, preferred)
     assert found == format
     assert reason in why
