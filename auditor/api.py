@@ -89,5 +89,5 @@ _asked = [
 _own = [*inspect.signature(audit).parameters.values()][:2]
 audit.__signature__ = _Signature([*_own, *_asked], return_annotation=Audit)  # type: ignore[attr-defined]
 audit.__doc__ = f"{str(audit.__doc__).rstrip()}\n\n" + "".join(
-    f"    {name}: {one.help}.\n" for name, one in options_of(Settings).items()
+    f"    {name}: {one.plain_help}.\n" for name, one in options_of(Settings).items()
 )

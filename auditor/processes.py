@@ -270,7 +270,10 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
     (code,) = ended
     why = "native code (outside Python) crashed"
     if code >= 0:
-        why = "the model's code ended it (let it raise instead), or a library did, for example out of memory: see above"
+        why = (
+            "the model's code ended it, or a library did, for example when memory ran out; the output above has the details. "
+            "Let your code raise an exception instead"
+        )
     elif -code == signal.SIGKILL:
         why = "the system kills processes when memory runs out"
     raise AuditorError(f"the process {how_ended(code)}{where}: {why}", "process-ended")

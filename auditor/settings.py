@@ -56,6 +56,11 @@ class Option:
     typed: str = ""
     help: str = ""
 
+    @property
+    def plain_help(self) -> str:
+        """The description without Markdown links."""
+        return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", self.help)
+
     def __get_pydantic_core_schema__(self, kind: Any, build: Callable[[Any], CoreSchema]) -> CoreSchema:
         """The schema of the annotated type, and then a check of the choices."""
         return core_schema.no_info_after_validator_function(self._check, build(kind))
@@ -155,10 +160,11 @@ class Settings(BaseModel):
     precision; for inference), `graph` (a [program](method.md#plans-that-are-programs) with a precision for each
     operation), or [a strategy of your own](api.md#other-strategies)"""
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
-    """the error budget, the largest acceptable error of the outputs: relative L2 against FP32 or, in Python, `metric`"""
+    """the error budget, the largest acceptable error of the outputs: relative L2 against FP32 (in Python, `metric` replaces
+    it)"""
     criteria: Annotated[Any, AfterValidator(criteria_of), Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = ()
-    """a limit for one output, such as `'logits: kl <= 0.01'`; see [docs/criteria.md](criteria.md). May be repeated. For
-    all other outputs the error budget applies"""
+    """a limit for one output, such as `'logits: kl <= 0.01'`; see [docs/criteria.md](criteria.md). May be repeated; in
+    Python, a list or a dict such as `{'logits': 'kl <= 0.01'}`. For all other outputs the error budget applies"""
     metric: Annotated[Function, Option("a function: metric(reference, candidate) -> a number", flag="")] = None
     """`metric(reference, candidate) -> float` over two lists of output tensors; smaller is better"""
     device: Annotated[
@@ -218,8 +224,8 @@ class Settings(BaseModel):
     seed: Annotated[Whole, Field(ge=0, lt=2**32), Option(f"a whole number from 0 to {2**32 - 1}", "N")] = 0
     """seed of every random choice"""
     timeout: Seconds = None
-    """seconds without progress after which the command is stopped (by default, never); also the seconds in which one plan
-    must run or be scored (by default, 1800)"""
+    """stop after this many seconds without progress (by default, never); an audit also gives each plan this time to run or
+    be scored (by default, 1800)"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
     """a function, called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. If the function raises,
     the audit ends with [an error](errors.md#bad-callback), whose `__cause__` is that exception. `True` shows a progress

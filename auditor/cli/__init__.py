@@ -245,7 +245,7 @@ def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
     for name in dict.fromkeys((*in_groups, *names, "debug")):
         option, field = options[name], verb.model_fields[name]
         default = None if field.is_required() else field.default
-        help = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", with_flags(option.help)).replace("`", "").replace("%", "%%")
+        help = with_flags(option.plain_help).replace("`", "").replace("%", "%%")
         given = ",".join(default) if isinstance(default, tuple) else default
         if not isinstance(default, bool) and given not in (None, ""):
             help += f" (default: {given})"

@@ -131,7 +131,8 @@ def audit_in(plan: Any) -> Audit:
         return applicable(read_json(Path(plan)), str(plan))
     if isinstance(plan, Mapping) and "plans" in plan:
         return applicable(plan, "the plan")
-    raise PlanError("Pass an Audit, its plans, a dict as in plan.json, or the path of the file.", slug="bad-plan")
+    wanted = "pass an Audit, a dict as in plan.json, or the path of the file"
+    raise PlanError(f"A plan cannot be read from a value of type {type(plan).__name__}: {wanted}.", slug="bad-plan")
 
 
 def plan_called(plans: Mapping[str, Plan], name: object, others: Iterable[str] = ()) -> Plan:

@@ -514,7 +514,9 @@ def _refuse_numbers(name: str, row: Format, arguments: Sequence[Any]) -> None:
             value = float(value)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if is_number and row.largest < abs(value) < float("inf"):
-            raise UnsupportedInFormat(f"{name} has a constant outside the range of {row.storage}", literal=True)
+            raise UnsupportedInFormat(
+                f"{name} has the constant {value:g}, outside the range of {row.label} (±{row.largest:g})", literal=True
+            )
 
 
 def _refuse_different_dtypes(name: str, tensors: Sequence[torch.Tensor]) -> None:

@@ -174,7 +174,7 @@ class Causes:
         counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
         total = f"{count(len(self.wanting), 'problem')} ({', '.join(counts)})"
         if not self.to_do:
-            total += f", which the plan avoids{'' if len(self.wanting) == 1 else ' all'}"
+            total += f", {'' if len(self.wanting) == 1 else 'all '}avoided by the plan"
         return total + f", {said}" * bool(self.notes)
 
 
@@ -193,7 +193,7 @@ def causes(audit: Audit) -> Causes:
     raises = any(f.rule.startswith(FAILURES) and f.severity == "error" for f in audit.findings)
     unless = ", unless the model raises an error without it" if raises else ""
     if plan is not None and wanting:
-        about = f"A problem that {_plan_words(audit, plan)}, avoids is at most a warning{unless}."
+        about = f"Problems that {_plan_words(audit, plan)}, avoids are reported as warnings at most{unless}."
     elif any(finding.bearing == "stops" for finding in audit.findings):
         about = "No plan uses low precision: severities are the rules' defaults."
     fails = any(ran.failure for ran in audit.baselines.values())
@@ -235,5 +235,5 @@ def _these(nodes: Collection[str], every: Collection[str]) -> str:
 AGREEMENT = {
     True: "The measurement confirms this finding.",
     False: "The measurement on these inputs does not confirm this finding.",
-    None: "A run of the operation in low precision cannot confirm or refute this finding.",
+    None: "Running this operation alone can neither confirm nor refute this finding: judge by its reason.",
 }

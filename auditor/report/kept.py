@@ -53,7 +53,11 @@ def islands(plan: Plan) -> tuple[str, ...]:
 def _one_for_all(reasons: Sequence[str]) -> str:
     """The first of several reasons, with a remark if the other reasons differ."""
     same = len({re.sub(r"_\d+\b", "", reason) for reason in reasons}) == 1  # ignoring the numbers in node names
-    return reasons[0] if same else f"{reasons[0]}; {count(len(reasons) - 1, 'similar reason')}"
+    return (
+        reasons[0]
+        if same
+        else f"{reasons[0]}; {count(len(reasons) - 1, 'more place')} for similar reasons (all in plan.json)"
+    )
 
 
 def _with_rules(words: str, reasons: Iterable[Reason]) -> str:

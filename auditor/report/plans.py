@@ -169,13 +169,13 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     if (today := audit.fp32_today) is not None and plans:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
     errors = (f"{'Share' if audit.criteria else 'Error'}, {of}" for of in ("no plan", "predicted", "measured"))
-    heads = ("Plan", *errors, "Low FLOPs", "Speed-up")
+    heads = ("Plan", *errors, "FLOPs low", "Speed-up")
     yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     yield Prose("", (SHARES * bool(audit.criteria),), "muted")
     if (chosen := next((p for p in plans if p.recommended), None)) is not None:
         plan = chosen.plan
         made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
-        said = f"* recommended. Low FLOPs: share of FLOPs in low precision. Speed-ups are {made}."
+        said = f"* recommended. FLOPs low: share of FLOPs in low precision. Speed-ups are {made}."
         yield Prose("", (said + f" Predicted memory: {chosen.memory}." * bool(chosen.memory),), "muted")
     yield Prose("Fails", failures(audit), listed=len(failures(audit)) > 1)
     yield Prose("Program", tuple(p.program for p in plans if p.program))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..artefact.strategies import all_strategies
+from ..artefact.strategies import all_strategies, plan_title
 from ..criteria.criterion import FLOOR
 from ..errors import AuditorError
 from ..loading.inputs import shapes_of
@@ -151,7 +151,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     first = [(each.operations[0], each.frozen) for each in audit.decisions if each.format == plan.format]
     few = [one for one, rest in first if one.count < FEW and (one.error or 0.0) ** 2 > rest**2 + audit.max_error**2]
     if few and ran and ran.inputs == "audited":
-        itself += f". But the first batch has only {count(few[0].count, 'decision')} of {at(few[0].op, few[0].owner, few[0].source)}, and flips exceed the limit: other inputs may have some, so check more with get_eval_inputs()"
+        itself += f". But the first batch has only {count(few[0].count, 'decision')} of {at(few[0].op, few[0].owner, few[0].source)}. One flipped decision exceeds the limit, and other inputs may flip one: verify on more inputs"
     proof = f"{who} was run{inputs}: {error}{itself}.{_doubt(plan)}"
     if chosen.before == "non-finite" or (not chosen.islands and chosen.before == ratio(plan.measured_error)):
         return said, proof  # `nonfinite_runs` speaks of non-finite outputs
@@ -165,9 +165,10 @@ def _doubt(plan: Plan) -> str:
     if not plan.is_doubtful or plan.verification is None:
         return ""
     batches = count(plan.verification.batches, "batch", "batches")
+    too_few = "is too few" if plan.verification.batches == 1 else "are too few"
     return (
-        f" But {ratio(plan.predicted_error)} was predicted, which is above the budget: on {batches} this may be luck, so "
-        "check more with get_eval_inputs()."
+        f" But {ratio(plan.predicted_error)} was predicted, which is above the budget, and {batches} {too_few} to rule out "
+        "chance: verify on more inputs."
     )
 
 
@@ -226,7 +227,9 @@ def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
     error, verdict = report.errors.get(fmt), report.verdicts[fmt]
     if error is not None and error.unsupported and verdict.verdict == "unsafe":
         by_kernel = re.search(r"\bkernel\b", error.unsupported)
-        return "literal" if verdict.limited_by == "range" else "kernel" if by_kernel else "other"
+        if error.cause == "literal":
+            return "literal"
+        return "kernel" if by_kernel else "other"
     if (error is not None and error.cause == "underflow") or report.node.name in vanished:
         return "underflow"
     return "overflow" if verdict.limited_by == "range" else verdict.limited_by
@@ -316,13 +319,14 @@ def warnings_of(bench: Workbench, training: Training | None) -> Iterator[str]:
             f"{allowed if noise.floor else 'No plan can have a smaller error.'}"
         )
     if not subject.held_out:
-        yield "The plans were verified on the calibration inputs; get_eval_inputs() can give other inputs."
+        others = " To use others, return them from get_eval_inputs() in the model's file." if subject.origin else ""
+        yield f"No held-out inputs: the plans were verified on the calibration inputs.{others}"
     if training is not None and training.batches != len(subject.batches):
         yield (
             f"Gradients were measured on {training.batches} of {len(subject.batches)} batches, "
             "since the other batches have other shapes or operations in the training step."
         )
-    for reason in bench.not_fresh[:1]:
+    for reason in bench.process.problems[:1]:
         yield (
             f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
             "the model, but did not run its plans."
@@ -384,5 +388,5 @@ def next_step(audit: Audit, directory: Path) -> str:
         error, plan = min(reached, key=lambda pair: pair[0])
         step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
         budget = f"{math.ceil(error / step * 1.02) * step:.2g}"  # rounded up to two digits
-        return f"raise the budget with --max-error {budget}: plain {label(plan.format)} ({plan.strategy}) has an error of {ratio(error)}."
+        return f"raise the budget with --max-error {budget}: {plan_title(plan)}, without a plan, has an error of {ratio(error)}."
     return f"read in {report} why each plan failed."

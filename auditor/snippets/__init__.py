@@ -18,9 +18,9 @@ def snippet(plan: Any, tool: str, name: str | None = None) -> str:
     """Python code to paste, which makes a model in `tool` follow a plan.
 
     plan: an Audit, a dict as in plan.json, or a path to one. tool: a key of TOOLS, or of LIBRARIES for a plan of
-    quantization schemes. name: the plan's name; by default the recommended plan's or, if the tool does not support its
-    strategy, another plan's, preferably in its format; among plans of quantization schemes, the one with the fewest
-    bits. Raises: AuditorError(slug="no-such-tool"), PlanError.
+    quantization schemes. name: the plan's name. The default is the recommended plan; if the tool cannot use it, a
+    verified plan, in the same format if possible; among plans of quantization schemes, the one with the fewest bits.
+    Raises: AuditorError(slug="no-such-tool"), PlanError.
     """
     if not isinstance(tool, str) or tool not in {**TOOLS, **LIBRARIES}:
         known = ", ".join([*TOOLS, *LIBRARIES])

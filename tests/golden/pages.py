@@ -78,8 +78,8 @@ def non_finite() -> Audit:
     """Runs and a plan that are NaN, for one cause and for another; regions and predictions beside them."""
     audit = make_audit(30)
     where = ("sqrt", "norm", "aten.sqrt.default", "unet.py:28", "NaN")
-    first = NonFinite(*where, "cancellation", "sub", "norm", "aten.sub.Tensor", "unet.py:27", ("RED004",))
-    here = replace(first, cause="overflow", begins=first.node, begins_op=first.op, rules=())
+    first = NonFinite(*where, "cancellation", "sub", "norm", "aten.sub.Tensor", "unet.py:27")
+    here = replace(first, cause="overflow", begins=first.node, begins_op=first.op)
     unknown = Verification(None)
     baselines = {
         "autocast_fp16": replace(unknown, nonfinite=first),

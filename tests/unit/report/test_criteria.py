@@ -208,15 +208,17 @@ def test_notes_that_the_measurement_contradicts_are_counted_apart():
 
 def test_the_plan_that_severities_are_for_is_named():
     audit = spoken(make_audit(60), RNG001="kept")
-    avoids = "whose repair would gain no speed:"
+    avoids = "; a repair would not make it faster:"
     warned = replace(audit, findings=tuple(replace(one, severity="warning") for one in audit.findings))
     assert avoids not in text(spoken(warned, RNG001="low"))
     assert avoids in text(spoken(warned, RNG001="elsewhere"))
     assert avoids not in text(spoken(audit, RNG001="elsewhere"))  # an error is always to do
     title = "FP16 under autocast"
-    assert causes(audit).about == f"A problem that {title}, the recommended plan, avoids is at most a warning."
+    assert (
+        causes(audit).about == f"Problems that {title}, the recommended plan, avoids are reported as warnings at most."
+    )
     alone = replace(audit, recommended=None)
-    told = f"A problem that {title}, the fastest plan within the budget, avoids is at most a warning."
+    told = f"Problems that {title}, the fastest plan within the budget, avoids are reported as warnings at most."
     assert causes(alone).about == told
     notes = tuple(replace(finding, severity="info") for finding in audit.findings)
     assert causes(replace(audit, findings=notes)).about == ""  # nothing to explain
