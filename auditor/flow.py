@@ -23,7 +23,6 @@ from .errors import device_is_full
 from .execution.beside import under_plan
 from .execution.ledger import rows_of, silent_casts
 from .generation.stage import GenerationReference, generate_reference
-from .graphs.pipelines import run_pipelines
 from .graphs.stage import GraphPlans, graphs_of
 from .isolation import in_eval, isolate
 from .isolation.process import Flags, flags, ieee
@@ -107,7 +106,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         judged = _judge(model, all_low, step)
         findings = _apply_rules(case, model, judged, all_low)
         bench = Workbench.of(model, judged, findings)
-        planned = _make_plans(case, bench, all_low, step)
+        planned = _make_plans(case, bench, all_low)
         training = _compare_steps(case, step, planned.plans)
         recommended, reason = choose_plan(
             planned.plans, bench.yardstick.budget, options.use, training, planned.baselines
@@ -210,7 +209,7 @@ def _apply_rules(case: Case, model: MeasuredModel, judged: Judgement, all_low: A
         )
 
 
-def _make_plans(case: Case, bench: Workbench, all_low: AllLow, step: MeasuredStep | None) -> GraphPlans:
+def _make_plans(case: Case, bench: Workbench, all_low: AllLow) -> GraphPlans:
     """Make and verify all requested plans, with their scores; exported programs too if requested."""
     options, stages = case.options, case.stages
     graphs, timing = GraphPlans(), None
@@ -222,7 +221,6 @@ def _make_plans(case: Case, bench: Workbench, all_low: AllLow, step: MeasuredSte
         with stages("schemes", "find the fewest bits per weight within the error budget"):
             making = QuantizedPlans(bench, case.score)
             schemes = making.plans()
-    pipelines = tuple(run_pipelines(bench, step.first.by_parameter if step else None, stages))
     if case.score is not None:
         with stages("scores", case.score.scoring.name):
             plans = case.score.under(plans, bench)
@@ -237,7 +235,7 @@ def _make_plans(case: Case, bench: Workbench, all_low: AllLow, step: MeasuredSte
     if options.times:
         with stages("times", "FP32 and every plan, repeatedly"):
             plans, timing = timed_plans(bench, plans)
-    return GraphPlans(plans, baselines, graphs.programs, graphs.said, today, all_low.held, timing, schemes, pipelines)
+    return GraphPlans(plans, baselines, graphs.programs, graphs.said, today, all_low.held, timing, schemes)
 
 
 def _compare_steps(case: Case, step: MeasuredStep | None, plans: Mapping[str, Plan]) -> Training | None:

@@ -34,7 +34,7 @@ from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..records.decisions import Decisions
 from ..records.paths import FP32_OUTPUT
-from ..records.quantization import PipelineRun, QuantizedPlan
+from ..records.quantization import QuantizedPlan
 from ..stages import tick
 from ..verify.loaders import PROGRAM
 from .exported import ExportedModel, cannot, export_model, outlines, save_program
@@ -56,7 +56,6 @@ class GraphPlans:
     held: tuple[Decisions, ...] = ()
     timing: Timing | None = None
     quantized_plans: tuple[QuantizedPlan, ...] = ()
-    pipelines: tuple[PipelineRun, ...] = ()
 
 
 def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:

@@ -25,7 +25,7 @@ from .measure import (
     Weight,
 )
 from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
-from .quantization import PipelineRun, QuantizedLayer, QuantizedPlan
+from .quantization import QuantizedLayer, QuantizedPlan
 from .repair import Repair
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
@@ -174,9 +174,6 @@ class Audit:
     quantized_plans: Annotated[
         tuple[QuantizedPlan, ...],
         FileField("[plans](quantization.md#plans) of schemes: a plan per scheme, and a mixed plan"),
-    ] = ()
-    pipelines: Annotated[
-        tuple[PipelineRun, ...], FileField("what [other pipelines](quantization.md#other-pipelines) do to the model")
     ] = ()
     command: Annotated[str, MeasurementField("the command or function call that made the audit")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)

@@ -156,16 +156,3 @@ class QuantizedPlan:
     def rank(self) -> tuple[float, float, float]:
         """Sort key: the fewest bits, then the least time, then the smallest error."""
         return self.effective_bits, self.time_share or 0.0, self.error
-
-
-@dataclass(frozen=True)
-class PipelineRun:
-    """How a quantization pipeline such as quantize_dynamic, which has a scheme of its own, changes the model."""
-
-    name: Annotated[str, FileField("the pipeline", choices=("quantize_dynamic", "PT2E INT8", "Adam8bit"))]
-    error: Annotated[
-        float | None,
-        FileField("error of the outputs, or for Adam8bit relative L2 error of the weights' change; `null`: not run"),
-    ]
-    said: Annotated[str, FileField("what ran, or why the pipeline failed")]
-    parts: Annotated[Mapping[str, float], FileField("for Adam8bit: the error by module")] = empty()

@@ -50,7 +50,6 @@ PLANS = (
     "relative to the model in 16 bits. Error: error on the calibration inputs, with all other layers in FP32. Held-out: the same on the held-out inputs. Predicted: "
     "error predicted from the output changes of each group of layers alone. Sum of single: sum of the layers' single effects. Runs: number of model runs in the search."
 )
-PIPELINES = "Other pipelines, each with a quantization scheme of its own. Error: error of the outputs; for Adam8bit, of the weights' change"
 LAYERS_SHOWN = 3
 
 
@@ -175,17 +174,6 @@ def _codes(audit: Audit) -> Iterator[Block]:
             yield Fold(f"The {quantized_title(plan)} in {library.title}: quantized/{plan.name}/{library.file}", (code,))
 
 
-def _pipelines(audit: Audit) -> Iterator[Block]:
-    """A table of other quantization pipelines, with their output errors."""
-    rows = list[tuple[str, ...]]()
-    for run in audit.pipelines:
-        worst = sorted(run.parts.items(), key=lambda part: -part[1])[:LAYERS_SHOWN]
-        largest = ", ".join(f"`{scope(module)}` {ratio(error)}" for module, error in worst)
-        rows.append((run.name, or_blank(run.error, ratio), run.said + (f"; largest in {largest}" if worst else "")))
-    if rows:
-        yield Grid(("Pipeline", "Error", "What ran"), tuple(rows), texts=3, caption=PIPELINES)
-
-
 def _worst(layer: QuantizedLayer, audit: Audit) -> str:
     """Sentences on a layer's verdict, effect, cause and remedy; empty for a safe layer."""
     if layer.verdict.verdict == "safe":
@@ -208,7 +196,7 @@ def quantization_section(audit: Audit) -> list[Block]:
     ]
     effect = "largest used share of a criterion's limit" if audit.criteria else "change of the outputs"
     about = Prose("", (ABOUT.format(effect),), "about")
-    return [*_plan_tables(audit), *_codes(audit), *_pipelines(audit), about, *tables] if tables else []
+    return [*_plan_tables(audit), *_codes(audit), about, *tables] if tables else []
 
 
 def _rules(layer: QuantizedLayer, audit: Audit) -> str:
