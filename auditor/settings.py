@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, StrictBool
 from pydantic_core import CoreSchema, core_schema
 
-from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
+from .artefact.strategies import GRAPHS, SHIPPED, STRATEGIES
 from .criteria import criteria_of
 from .errors import AuditorError
 from .numerics.devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
@@ -155,10 +155,10 @@ class Settings(BaseModel):
     [such as FP8](api.md#other-formats), are emulated by rounding. A [quantization scheme](quantization.md), such as
     `fp8`, `int8` or `nvfp4`, audits every layer with a weight under that scheme; if only schemes are given, BF16 is
     audited too"""
-    strategies: Annotated[Names, Option(choices=all_strategies)] = SHIPPED
+    strategies: Annotated[Names, Option(choices=lambda: STRATEGIES)] = SHIPPED
     """how low precision is applied: `autocast` (weights stay FP32; also for training), `cast` (weights stored in low
-    precision; for inference), `graph` (a [program](method.md#plans-that-are-programs) with a precision for each
-    operation), or [a strategy of your own](api.md#other-strategies)"""
+    precision; for inference), or `graph` (a [program](method.md#plans-that-are-programs) with a precision for
+    each operation)"""
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
     """the error budget, the largest acceptable error of the outputs: relative L2 against FP32 (in Python, `metric` replaces
     it)"""

@@ -12,7 +12,7 @@ from .runtime import Runtime, device_type
 
 
 class Strategy:
-    """One way to run a model in low precision. Subclasses override its members; `strategies.register` adds an instance.
+    """One way to run a model in low precision. Subclasses override its members.
 
     A plan gives every scope a precision; the strategy decides which tensors it converts. name: an identifier, the first
     part of its plans' names. title: follows a format in reports, such as "under autocast". rank: the lowest wins
@@ -30,10 +30,6 @@ class Strategy:
     """Whether low-precision scopes run in autocast regions, which override the user's regions around the scopes."""
     stores: frozenset[str] = frozenset()
     """Kinds of placeholders stored in their scope's precision; inputs ("input") have the root's precision."""
-    raises_weights = False
-    """Whether a module converts low-precision weights to FP32 before it uses them."""
-    seconds_per_byte = 0.0
-    """Seconds that the solver charges for a byte of stored weights, in addition to computing time."""
 
     def computes_in(self, precision: str) -> str:
         """Precision in which the operations of a scope with this precision run."""

@@ -16,11 +16,11 @@ from ..numerics import fp32_output, functions
 from ..numerics.formats import label, runs
 from ..records import Origin, Plan
 from . import applying as runtime
-from . import entrances, source, strategies
+from . import entrances, source
 from . import runtime as strategies_runtime
 from .base import plan_table
 from .runtime import Runtime
-from .strategies import strategy_of
+from .strategies import SHIPPED, strategy_of
 from .text import literal
 
 _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched to follow a measured plan.
@@ -163,7 +163,7 @@ def emit(
 
 def _runtimes(used: Set[str]) -> str:
     """Source of the runtimes that the plans use, and of the function that looks them up."""
-    runtimes = {name: strategy_of(name).runtime for name in strategies.names() if name in used}
+    runtimes = {name: strategy_of(name).runtime for name in SHIPPED if name in used}
     lines = (reversed(runtime.__mro__) for runtime in runtimes.values())  # a runtime may inherit from another runtime
     classes = dict.fromkeys(kind for line in lines for kind in line if kind not in (object, Runtime))
     table = "".join(f'    "{name}": {runtime.__name__},\n' for name, runtime in runtimes.items())

@@ -118,4 +118,4 @@ class Graph(Strategy):
     rank = 3
 
 
-STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in (Autocast(), Cast(), Graph())}
+BY_NAME: dict[str, Strategy] = {strategy.name: strategy for strategy in (Autocast(), Cast(), Graph())}

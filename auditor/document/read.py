@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..artefact import strategies
+from ..artefact.strategies import STRATEGIES
 from ..capture.places import portable_path
 from ..errors import PlanError
-from ..numerics.formats import FORMATS, NAME, label, runs
+from ..numerics.formats import FORMATS, label, runs
 from ..records import Subject
 from ..records.audit import FORMAT_VERSION, Audit
 from ..records.folder import check_directory, path_of
@@ -111,7 +111,7 @@ def audit_of(document: Any, where: str) -> Audit:
 
 
 def applicable(document: Any, where: str) -> Audit:
-    """Like `audit_of`, but the audit must have a plan, and the plans' strategies must exist; formats may be unknown.
+    """Like `audit_of`, but the audit must have a plan, and the plans' strategies must exist; formats too.
 
     Raises: PlanError(slug="bad-plan").
     """
@@ -184,12 +184,11 @@ def _plan_in(path: Path) -> Path:
 
 
 def _check_names(plan: Plan, where: str, place: Place) -> None:
-    checks = [((*place, "strategy"), plan.strategy, strategies.all_strategies())]
-    if plan.format in FORMATS or not NAME.fullmatch(plan.format):
-        low = tuple(name for name, row in FORMATS.items() if row.low)
-        checks.append(((*place, "format"), plan.format, low))
-        for path, choice in plan.scopes.items():
-            checks.append(((*place, "scopes", path, "precision"), choice.precision, ("fp32", *low)))
+    checks: list[tuple[Place, str, tuple[str, ...]]] = [((*place, "strategy"), plan.strategy, STRATEGIES)]
+    low = tuple(name for name, row in FORMATS.items() if row.low)
+    checks.append(((*place, "format"), plan.format, low))
+    for path, choice in plan.scopes.items():
+        checks.append(((*place, "scopes", path, "precision"), choice.precision, ("fp32", *low)))
     for at, name, known in checks:
         if name not in known:
             raise _wrong(where, at, "one of " + ", ".join(known), name)

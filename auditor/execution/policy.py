@@ -302,8 +302,6 @@ class Policy(Semantics):
         from outside the root module, and its outputs leave the root. Weights are inputs of no module call; but a
         function kept in FP32 casts all its arguments, weights included, to FP32.
         """
-        if self.how.raises_weights and source in self.stored:
-            return ("fp32",)
         if source not in self.capture.nodes and source not in self.layout.inputs:
             return ("fp32",) if self.keeps(reader) else ()
         left, entered = self.enclosing_calls(source), self.enclosing_calls(reader)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ..artefact.strategies import names
+from ..artefact.strategies import SHIPPED
 from ..numerics.autocast import autocast_target
 from ..numerics.casting import asked_for
 from ..numerics.cuda_facts import facts_of, refuses_mixture
@@ -97,7 +97,7 @@ def resolve(policy: Policy) -> Resolution:
 
 def reached_by(capture: Capture, format: str) -> dict[str, tuple[str, ...]]:
     """{node: strategies that run it on low-precision values, with all modules in `format`}."""
-    used = {strategy: resolve(Policy(capture, strategy, plain(format), format)) for strategy in names()}
+    used = {strategy: resolve(Policy(capture, strategy, plain(format), format)) for strategy in SHIPPED}
     return {node: tuple(name for name, dtypes in used.items() if dtypes.touches_low(node)) for node in capture.nodes}
 
 

@@ -1,11 +1,9 @@
-"""The table of number formats; new formats can be registered. Importing this module does not import torch."""
+"""The table of number formats. Importing this module does not import torch."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
@@ -16,11 +14,8 @@ from ..errors import AuditorError
 if TYPE_CHECKING:
     import torch
 
-NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
-"""Pattern of format names. The digit in a format's name distinguishes it from other keys in JSON documents."""
 
-_WIDEST_MANTISSA, _LEAST_EXPONENT, _LARGEST = 22, -126, 3.4028234663852886e38
-_WIDE = 4
+FP32_BYTES = 4
 """Bytes of an FP32 number; low-precision formats have fewer."""
 
 
@@ -55,21 +50,6 @@ class Format:
         if not self.label:
             object.__setattr__(self, "label", self.name.upper().replace("_", " "))
 
-    @classmethod
-    def ieee(cls, name: str, exponent_bits: int, mantissa: int) -> Format:
-        """A format by IEEE 754's scheme: a sign, a biased exponent whose top value encodes Inf and NaN, and a fraction.
-
-        Raises: AuditorError(slug="bad-format") if a number of bits is not a whole number from 1 to FP64's.
-        """
-        for what, bits, most in (("exponent", exponent_bits, 11), ("fraction", mantissa, 52)):
-            if type(bits) is not int or not 1 <= bits <= most:
-                raise AuditorError(
-                    f"the format {name!r} must have 1 to {most} {what} bits, not {bits!r}", slug="bad-format"
-                )
-        bias = 2 ** (exponent_bits - 1) - 1
-        largest = math.ldexp(2 - math.ldexp(1.0, -mantissa), bias)
-        return cls(name, mantissa, 1 - bias, largest, -(-(1 + exponent_bits + mantissa) // 8))
-
     @cached_property
     def dtype(self) -> torch.dtype | None:
         """torch's dtype, None if torch has none (tf32 is an arithmetic mode, not a storage type)."""
@@ -80,7 +60,7 @@ class Format:
     @property
     def low(self) -> bool:
         """Whether a number takes fewer bytes than in FP32; an audit accepts only such formats."""
-        return self.bytes < _WIDE
+        return self.bytes < FP32_BYTES
 
     @property
     def smallest_normal(self) -> float:
@@ -109,7 +89,7 @@ _ROWS = (
 )
 _known = {row.name: row for row in _ROWS}
 FORMATS: Mapping[str, Format] = MappingProxyType(_known)
-"""{name: Format}: built-in and registered formats."""
+"""{name: Format}."""
 
 DEFAULT = ("fp16", "bf16")
 """Formats that an audit tests by default: GPUs commonly train and run models in them."""
@@ -178,84 +158,6 @@ def _by_dtype() -> dict[torch.dtype, Format]:
     return {row.dtype: row for row in FORMATS.values() if row.native and row.dtype is not None}
 
 
-def register(row: Format) -> None:
-    """Add a format to the table of this process, so that audits accept its name.
-
-    Raises: AuditorError(slug="bad-format") if its numbers describe no format narrower than FP32, its name is invalid or
-    taken, or the torch dtype in `storage` does not exist or represents other numbers.
-    """
-    problem = _problem(row)
-    if problem is not None:
-        raise AuditorError(f"the format {row.name!r} cannot be registered: {problem}", slug="bad-format")
-    _known[row.name] = row
-    _by_dtype.cache_clear()
-
-
-@contextmanager
-def temporary_format(row: Format) -> Iterator[Format]:
-    """Register a format within the `with` block only. Raises: the errors of `register`."""
-    register(row)
-    try:
-        yield row
-    finally:
-        del _known[row.name]
-        _by_dtype.cache_clear()
-
-
-def _problem(row: Format) -> str | None:
-    """Why a format cannot be registered, else None. No format may exceed FP32: values are rounded from FP32."""
-    if not NAME.fullmatch(row.name):
-        return "a name has lower-case letters followed by a digit, for instance e6m9"
-    if row.name in FORMATS:
-        return "the name is already taken"
-    broken = [key for key in ("mantissa", "min_exponent", "bytes") if type(getattr(row, key)) is not int]
-    if broken:
-        return f"{broken[0]} must be a whole number, not {getattr(row, broken[0])!r}"
-    if not 1 <= row.mantissa <= _WIDEST_MANTISSA:
-        return f"it must have 1 to {_WIDEST_MANTISSA} fraction bits, not {row.mantissa}"
-    if not _LEAST_EXPONENT <= row.min_exponent <= 0:
-        return f"its smallest exponent must be from {_LEAST_EXPONENT} to 0, not {row.min_exponent}"
-    on_grid = 1 <= row.largest <= _LARGEST and math.ldexp(math.frexp(row.largest)[0], row.mantissa + 1).is_integer()
-    if not on_grid:
-        return f"its largest value must be representable, and from 1 to FP32's largest, not {row.largest}"
-    if not 1 <= row.bytes < _WIDE:
-        return f"an element must take 1 to {_WIDE - 1} bytes, not {row.bytes}"
-    if row.overflows_to not in ("inf", "largest"):
-        return f"overflows_to must be 'inf' or 'largest', not {row.overflows_to!r}"
-    return _storage_problem(row)
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """`str(dtype)` without `torch.`, such as `float16`."""
     return str(dtype).removeprefix("torch.")
-
-
-def _storage_problem(row: Format) -> str | None:
-    if row.autocast and not row.native:
-        return "autocast accepts only formats that torch computes in"
-    if row.storage is None:
-        return "torch computes only in its own types: name one as storage" if row.native else None
-    import torch
-
-    dtype = getattr(torch, row.storage, None)
-    if not isinstance(dtype, torch.dtype):
-        return f"torch has no type {row.storage!r}"
-    if not _holds(dtype, row):
-        return f"{row.storage} represents other numbers: leave storage out, and the audit rounds to the format itself"
-    if not row.native:
-        return None
-    taken = format_of(dtype)
-    return f"{taken.name} already computes in {row.storage}" if taken else f"torch does not compute in {row.storage}"
-
-
-def _holds(dtype: torch.dtype, row: Format) -> bool:
-    """Whether a torch dtype represents the same numbers as the Format, so that rounding to both is equal."""
-    import torch
-
-    if not dtype.is_floating_point:
-        return False
-    limits, beyond_one = torch.finfo(dtype), torch.tensor([1 + row.epsilon, 1 + row.epsilon / 2])
-    return (
-        (limits.smallest_normal, limits.max, dtype.itemsize) == (row.smallest_normal, row.largest, row.bytes)
-        and beyond_one.to(dtype).tolist() == [1 + row.epsilon, 1.0]  # finfo.eps is wrong for some FP8 types
-    )

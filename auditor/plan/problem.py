@@ -285,7 +285,7 @@ class Problem:
 
     def _figures_of(self, resolution: Resolution, name: str) -> tuple[float, float, float, float]:
         if name not in self.costs:  # a stored tensor
-            of_byte = traffic_seconds(1, self.device) if self.objective == "memory" else self.how.seconds_per_byte
+            of_byte = traffic_seconds(1, self.device) if self.objective == "memory" else 0.0
             row = FORMATS[self.format if resolution.low(name) else "fp32"]
             return 0.0, of_byte * self.elements[name] * row.bytes, 0.0, 0.0
         cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)

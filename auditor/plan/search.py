@@ -69,9 +69,8 @@ FORBIDDEN = 1e6
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice of precisions. high: modules, functions or operations in FP32. cost: value of the objective, plus
-    what the strategy charges for stored weights (not for memory). price: cost plus a charge for each change of precision;
-    the search minimizes it. seconds: roofline time of one forward."""
+    """A choice of precisions. high: modules, functions or operations in FP32. cost: value of the objective. price: cost
+    plus a charge for each change of precision; the search minimizes it. seconds: roofline time of one forward."""
 
     high: Choice
     predicted_error: float

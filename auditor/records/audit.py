@@ -203,10 +203,7 @@ class Audit:
         return to_measurements(self)
 
     def texts(self, directory: str | Path) -> dict[str, str | bytes]:
-        """The contents of all files that `save` writes into the directory, by file name; programs as bytes.
-
-        Raises: AuditorError(slug="bad-format" or "bad-strategy") if a format or strategy is not registered.
-        """
+        """The contents of all files that `save` writes into the directory, by file name; programs as bytes."""
         from ..artefact.emit import emit
         from ..artefact.libraries import applicable, files_of
         from ..document.codec import texts
@@ -230,7 +227,7 @@ class Audit:
         onnx: write an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in
         the plan's format. All files of an older audit are replaced at once; other files in the directory are kept, and
         patched_model.py too if the audit was loaded from files. Raises: AuditorError(slug="bad-output") if writing
-        fails, "missing-onnx" or "no-program" if ONNX is impossible, and the errors of `texts`.
+        fails, "missing-onnx" or "no-program" if ONNX is impossible.
         """
         if onnx:
             from ..graphs.onnxfile import with_onnx

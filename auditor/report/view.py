@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..artefact.strategies import all_strategies, plan_title
+from ..artefact.strategies import plan_title
 from ..criteria.criterion import FLOOR
-from ..errors import AuditorError
 from ..loading.inputs import shapes_of
 from ..measure.causes import storage_notes
 from ..numerics.formats import FORMATS, runs
@@ -98,19 +97,9 @@ def _tally(audit: Audit, fmt: str) -> Tally:
 
 class ReportView:
     """The statements about an audit as a whole that reporters share. broken: sentences on outputs that become Inf or
-    NaN.
-
-    Raises: AuditorError(slug="bad-format" or "bad-strategy") if the audit's format or strategy is no longer registered.
-    """
+    NaN."""
 
     def __init__(self, audit: Audit) -> None:
-        gone = [("format", name) for name in audit.formats if name not in FORMATS]
-        gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in all_strategies()]
-        for what, name in gone:
-            raise AuditorError(
-                f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",
-                slug=f"bad-{what}",
-            )
         self.plans = tuple(PlanView(audit, plan) for plan in audit.plans.values())
         self.chosen = next((p for p in self.plans if p.recommended), None)
         self.headline, self.proof = _verdict(audit, self.chosen)

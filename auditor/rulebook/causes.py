@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import networkx as nx
 
-from ..artefact.strategies import names
+from ..artefact.strategies import SHIPPED
 from ..execution.policy import Policy, choice_from_scopes, plain
 from ..execution.resolve import is_low, resolve
 from ..measure.calibrate import Calibration
@@ -322,7 +322,7 @@ def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowG
     """Add to each finding the strategies that run its operation in low precision if the plan keeps nothing in FP32."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
-    low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in names()} for fmt in spoken}
+    low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in SHIPPED} for fmt in spoken}
 
     def low_under(finding: Finding, fmt: str) -> tuple[str, ...]:
         return tuple(name for name, computing in low.get(fmt, {}).items() if finding.node in computing)

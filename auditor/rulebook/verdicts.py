@@ -10,7 +10,7 @@ from functools import reduce
 from types import MappingProxyType
 from typing import TypeVar
 
-from ..artefact.strategies import names, strategy_of
+from ..artefact.strategies import SHIPPED, strategy_of
 from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, counts_flips, strict
 from ..execution.resolve import kept_low, reached_by
@@ -282,7 +282,7 @@ def _judge_alone(
         return verdict_of(node, error, contribution, result, used, fmt, max_error, noise, largest_input)
 
     for fmt in formats:
-        reached, own = reached_by(capture, fmt), kept_low(capture, names(), fmt)
+        reached, own = reached_by(capture, fmt), kept_low(capture, SHIPPED, fmt)
         for name, node in capture.nodes.items():
             strategies = exposed[name][fmt] = reached[name]
             if own.get(name, fmt) != fmt:

@@ -1,8 +1,7 @@
-"""What each strategy does: boundaries, what is stored low, a scope's call; how strategies become known; plans as plain data."""
+"""What each strategy does: boundaries, what is stored low, a scope's call; plans as plain data."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn
@@ -14,15 +13,10 @@ from auditor.artefact.source import make_original
 from auditor.artefact.strategies import (
     GRAPHS,
     SHIPPED,
-    all_strategies,
-    names,
-    register,
+    STRATEGIES,
     strategy_of,
-    temporary_strategy,
 )
-from auditor.errors import AuditorError
 from auditor.records import Plan
-from tests.support.refusing import refused
 
 
 class Mine(Strategy):
@@ -35,42 +29,6 @@ class Mine(Strategy):
 def test_a_plan_gains_where_some_of_it_is_low(share: float, expected: bool) -> None:
     plan = Plan("mine_fp16", "mine", "fp16", {}, 0.0, 1.0, 0.0)
     assert Mine().gains(replace(plan, low_precision_flops=share)) is expected
-
-
-def test_it_is_known_for_the_body_alone() -> None:
-    mine = Mine()
-    with temporary_strategy(mine):
-        assert strategy_of("mine") is mine
-        assert names() == (*SHIPPED, "mine")
-        with pytest.raises(AuditorError, match="the name is already taken"):
-            register(Mine())
-    assert names() == SHIPPED
-    with pytest.raises(KeyError):
-        strategy_of("mine")
-
-
-@pytest.mark.parametrize("name", ["Mine", "my strategy", "", "cast"])
-def test_names_that_are_refused(name: str) -> None:
-    other = type("Other", (Mine,), {"name": name})()
-    with refused(AuditorError, "bad-strategy"):
-        register(other)
-
-
-@pytest.mark.parametrize("lacking", ["name", "title", "runtime"])
-def test_what_a_strategy_lacks_is_said_before_an_audit_needs_it(lacking: str) -> None:
-    other = type("Other", (Mine,), {"name": "other", lacking: None})()
-    with refused(AuditorError, "bad-strategy", match=f"its attribute `{lacking}` must be a (string|class)"):
-        register(other)
-    assert "other" not in names()
-
-
-def test_a_runtime_without_a_source_is_refused() -> None:
-    found: dict[str, Any] = {}
-    exec("from auditor.artefact.runtime import Runtime\nclass Typed(Runtime): pass", found)
-    other = type("Other", (Mine,), {"name": "other", "runtime": found["Typed"]})()
-    with pytest.raises(AuditorError, match="define the class in a file"):
-        register(other)
-    assert "other" not in names()
 
 
 # The original model as a patched_model.py makes it: with the weights that the audit read, and one line otherwise.
@@ -89,8 +47,7 @@ def test_a_symbol_that_is_gone_is_named(tmp_path: Path) -> None:
 
 def test_it_is_known_and_not_planned_by_default() -> None:
     assert GRAPHS == ("graph",)
-    assert "graph" in all_strategies()
-    assert "graph" not in (*SHIPPED, *names())
+    assert (*SHIPPED, *GRAPHS) == STRATEGIES
     assert not strategy_of("graph").trains
 
 

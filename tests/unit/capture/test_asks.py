@@ -12,9 +12,9 @@ from auditor.capture.capture import capture
 from auditor.capture.functional import shape_from
 from auditor.capture.literals import translate
 from auditor.capture.paths import usable
-from auditor.numerics.formats import Format
 from auditor.records import Capture, Literals, Subject
 from tests.support.capturing import Function
+from tests.support.formats import ieee_format
 from tests.support.subjects import capture_of, nodes_by_op, only
 
 X = torch.tensor([[1.0, -1.0]])
@@ -161,7 +161,7 @@ def test_ordinary_numbers_are_not_looked_up(monkeypatch: Any) -> None:
     assert not capture_of(asked, X).compared
 
 
-E6M9 = Format.ieee("e6m9", 6, 9)
+E6M9 = ieee_format("e6m9", 6, 9)
 LARGEST = (2 - 2.0**-9) * 2.0**31
 
 

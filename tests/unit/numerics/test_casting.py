@@ -21,9 +21,10 @@ from auditor.numerics.casting import (
     widen,
 )
 from auditor.numerics.entries import dense, entries, extent, is_number, is_plain, places
-from auditor.numerics.formats import FORMATS, Format, temporary_format
+from auditor.numerics.formats import FORMATS, Format
 from auditor.numerics.nodes import op_name, to_device
 from auditor.numerics.operations import operation
+from tests.support.formats import ieee_format, temporary_format
 
 aten = torch.ops.aten
 
@@ -245,7 +246,7 @@ def test_the_table_predicts_every_16_bit_value(name: str, dtype: torch.dtype) ->
 @given(bits=FP32_BITS, exponent_bits=st.integers(2, 8), mantissa=st.integers(1, 15))
 def test_the_numbers_of_any_format_predict_any_fp32_value(bits: int, exponent_bits: int, mantissa: int) -> None:
     x = from_bits(bits)
-    with temporary_format(Format.ieee("e0m0", exponent_bits, mantissa)) as fmt:
+    with temporary_format(ieee_format("e0m0", exponent_bits, mantissa)) as fmt:
         assert_same(round_to(x, "e0m0"), rounded_by_table(x, fmt))
 
 

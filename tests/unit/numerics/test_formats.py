@@ -1,8 +1,5 @@
 """The table of formats against what torch itself says of the same types."""
 
-import re
-from typing import Any
-
 import pytest
 import torch
 
@@ -10,16 +7,14 @@ from auditor.artefact import runtime
 from auditor.errors import AuditorError
 from auditor.numerics.formats import (
     FORMATS,
-    Format,
     auditable,
     dtype_of,
     format_of,
     is_low,
     label,
     narrower,
-    register,
-    temporary_format,
 )
+from tests.support.formats import ieee_format, temporary_format
 from tests.support.refusing import refused
 
 STORED = [name for name, fmt in FORMATS.items() if fmt.dtype is not None]
@@ -71,13 +66,13 @@ def test_labels_are_how_people_write_the_names() -> None:
 
 def test_ieee_works_out_the_rows_of_the_table() -> None:
     for name, exponent_bits, mantissa in (("fp16", 5, 10), ("bf16", 8, 7), ("fp8_e5m2", 5, 2)):
-        made, row = Format.ieee(name, exponent_bits, mantissa), FORMATS[name]
+        made, row = ieee_format(name, exponent_bits, mantissa), FORMATS[name]
         numbers = ("mantissa", "min_exponent", "largest", "bytes", "label")
         assert [getattr(made, key) for key in numbers] == [getattr(row, key) for key in numbers]
 
 
-def test_a_registered_format_is_in_the_table_for_as_long_as_the_body_runs() -> None:
-    with temporary_format(Format.ieee("e6m9", 6, 9)) as row:
+def test_a_format_of_a_test_is_in_the_table_for_as_long_as_the_body_runs() -> None:
+    with temporary_format(ieee_format("e6m9", 6, 9)) as row:
         # bias 31: exponents -30 to 31, nine fraction bits
         assert (row.smallest_normal, row.largest, row.bytes) == (2.0**-30, (2 - 2.0**-9) * 2.0**31, 2)
         assert FORMATS["e6m9"] is row
@@ -86,67 +81,8 @@ def test_a_registered_format_is_in_the_table_for_as_long_as_the_body_runs() -> N
     assert "e6m9" not in FORMATS
 
 
-WRONG = {
-    "a name without a digit": (Format.ieee("half", 5, 10), "lower-case letters followed by a digit"),
-    "a name that is taken": (Format.ieee("fp16", 5, 10), "the name is already taken"),
-    "more fraction bits than FP32": (Format("e8m23", 23, -126, 3.0e38, 3), "must have 1 to 22 fraction bits, not 23"),
-    "more exponents than FP32": (Format.ieee("e9m3", 9, 3), "smallest exponent must be from -126 to 0, not -254"),
-    "a largest value between two of its own": (
-        Format("e5m2x", 2, -14, 57345.0, 1),
-        "its largest value must be representable",
-    ),
-    "four bytes": (Format("e5m2x", 2, -14, 57344.0, 4), "1 to 3 bytes, not 4"),
-    "no such overflow": (Format("e5m2x", 2, -14, 57344.0, 1, overflows_to="nan"), "'inf' or 'largest', not 'nan'"),
-    "arithmetic without a type": (Format("e5m2x", 2, -14, 57344.0, 1, native=True), "name one as storage"),
-    "no such type": (Format("e5m2x", 2, -14, 57344.0, 1, storage="float9"), "torch has no type 'float9'"),
-    "a type that is taken": (Format("e5m10", 10, -14, 65504.0, 2, "float16", native=True), "fp16 already computes in"),
-    "half a fraction bit": (Format("e5m2x", 2.5, -14, 57344.0, 1), "mantissa must be a whole number, not 2.5"),
-    "a type of other numbers": (Format("e5m2x", 2, -14, 57344.0, 1, "float16"), "float16 represents other numbers"),
-    "a type that is only stored": (
-        Format("e5m2x", 2, -14, 57344.0, 1, "float8_e5m2", native=True),
-        "torch does not compute in float8_e5m2",
-    ),
-    "autocast without arithmetic": (
-        Format("e5m2x", 2, -14, 57344.0, 1, autocast=True),
-        "autocast accepts only formats",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_a_row_that_is_no_format_is_refused(what: str) -> None:
-    row, message = WRONG[what]
-    with refused(AuditorError, "bad-format", match=re.escape(message)):
-        register(row)
-    assert row.name not in FORMATS or FORMATS[row.name] is not row
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        Format("fp8_e5m2fnuz", 2, -15, 57344.0, 1, "float8_e5m2fnuz"),
-        Format("fp8_e4m3fnuz", 3, -7, 240.0, 1, "float8_e4m3fnuz"),
-    ],
-)
-def test_a_type_of_torch_that_only_stores_can_be_registered(row: Format) -> None:
-    with temporary_format(row):
-        assert row.name in auditable()
-
-
-@pytest.mark.parametrize(
-    ("exponent_bits", "mantissa", "message"),
-    [
-        (0, 3, "must have 1 to 11 exponent bits, not 0"),
-        (5, 3.5, "must have 1 to 52 fraction bits, not 3.5"),
-    ],
-)
-def test_bits_of_no_format_are_refused_at_once(exponent_bits: Any, mantissa: Any, message: str) -> None:
-    with refused(AuditorError, "bad-format", match=message):
-        Format.ieee("e1m1", exponent_bits, mantissa)
-
-
 def test_a_byte_that_is_begun_is_taken() -> None:
-    assert [Format.ieee(f"e6m{m}", 6, m).bytes for m in (1, 2, 5, 9, 10)] == [1, 2, 2, 2, 3]  # 8, 9, 12, 16, 17 bits
+    assert [ieee_format(f"e6m{m}", 6, m).bytes for m in (1, 2, 5, 9, 10)] == [1, 2, 2, 2, 3]  # 8, 9, 12, 16, 17 bits
 
 
 def test_what_a_patched_model_brings_along_agrees_with_the_table() -> None:

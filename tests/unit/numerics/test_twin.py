@@ -14,14 +14,15 @@ from auditor.execution.policy import Policy
 from auditor.execution.policy import plain as everywhere
 from auditor.execution.resolve import resolve
 from auditor.numerics.casting import carried_in, format_in, in_format, plain, round_tree
-from auditor.numerics.formats import FORMATS, Format, temporary_format
+from auditor.numerics.formats import FORMATS, Format
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.records import Capture, Subject
+from tests.support.formats import ieee_format, temporary_format
 from tests.support.small_models import MODELS
 from tests.support.subjects import normal, seeded, subject_of
 
 aten = torch.ops.aten
-TWIN = Format.ieee("e5m10", exponent_bits=5, mantissa=10)
+TWIN = ieee_format("e5m10", exponent_bits=5, mantissa=10)
 STRATEGIES = ("autocast", "cast")
 REFUSED = ("mixture", "cast")  # its router reads `x.float()` beside weights that a cast has lowered
 RUN = [(name, strategy) for name in MODELS for strategy in STRATEGIES if (name, strategy) != REFUSED]

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.errors import AuditorError
 from auditor.records import Audit, CriterionValue, NodeError, Reason, ScopeChoice, Verdict, Verification
 from auditor.report.charts import depth_chart
 from auditor.report.findings import causes
 from auditor.report.plans import criteria_lines, limit_line, shown_value
 from auditor.report.reporters import html, text
 from auditor.report.view import ReportView, next_step
-from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 from tests.unit.report.factory import make_audit
@@ -362,20 +360,6 @@ def test_plan_verdicts(change, verdict):
     plans = {**audit.plans, "autocast_fp16": replace(audit.plans["autocast_fp16"], **change)}
     chosen = ReportView(replace(audit, plans=plans)).chosen
     assert chosen.verdict == verdict
-
-
-@pytest.mark.parametrize(("what", "name"), [("format", "e6m9"), ("strategy", "frugal")])
-def test_an_audit_of_what_is_no_longer_registered_says_so(what: str, name: str, tmp_path: Path) -> None:
-    audit = make_audit()
-    if what == "format":
-        gone = replace(audit, formats=(*audit.formats, name))
-    else:
-        first = next(iter(audit.plans.values()))
-        gone = replace(audit, plans={**audit.plans, f"{name}_fp16": replace(first, strategy=name)})
-    for shown in (gone._repr_html_, lambda: gone.save(tmp_path / "saved")):
-        with refused(AuditorError, f"bad-{what}", match=f"the {what} '{name}' of this audit is no longer registered"):
-            shown()
-    assert not (tmp_path / "saved").exists()
 
 
 def test_cautions_are_sentences() -> None:
