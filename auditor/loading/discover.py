@@ -7,7 +7,6 @@ import ast
 import copy
 import importlib
 import inspect
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -23,21 +22,27 @@ from torch import Tensor, nn
 from ..capture.source import is_installed
 from ..errors import LoadError, suggest
 from ..isolation.members import enter_by, size_of
-from ..isolation.process import reseed, swap_attribute
+from ..isolation.process import reseed
 from ..numerics.formats import dtype_name, is_low
 from ..records import Origin
 from .importer import digest_of, with_names
 from .inputs import Inputs
 from .state import convert_errors
 from .statedicts import few, read_checkpoint
-from .target import HUB_FILE, Target, blame, call, parse, required_arguments
+from .target import HUB_FILE, Target, blame, call, required_arguments
 
 T = TypeVar("T")
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
-CHECKPOINTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
-"""Checkpoint file names of transformers, in the order in which transformers looks for them."""
+CHECKPOINT_NAMES = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.bin",
+)
+CHECKPOINTS = [f"{name}{index}" for name in CHECKPOINT_NAMES for index in ("", ".index.json")]
+"""Checkpoint file names of transformers and diffusers, in the order in which transformers looks for them."""
 LACKS_CLASS = (
     "config.json names the class {}, which transformers does not have: only AutoModel's model, which has no head, is "
     "audited; to audit the whole model, write a model.py that builds it"
@@ -262,38 +267,26 @@ def _is_model_class(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, nn.Module)
 
 
-def from_hub(target: Target, seed: int) -> BuiltModel:
-    """Build the model of a hub target in FP32, with its origin.
-
-    Raises: LoadError(slug="missing-target" | "no-symbol" | "model-raises" | "quantized-model" |
-    "remote-code" | "missing-weights" | "bad-weights" | "weights-mismatch").
-    """
-    with swap_attribute(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
-        reseed(seed)
-        return call(_timm if target.hub == "timm" else _hugging_face, f"building {target.text}", "model-raises", target)
-
-
-def weights_of(text: str) -> int:
-    """Size in bytes, in FP32, of a Hugging Face checkpoint; 0 if it is unknown before the model is built."""
-    with suppress(LoadError, ImportError):  # loading the checkpoint later reports the error
-        if (target := parse(text)).hub == "hf":
-            return sum(4 * x.numel() for x in load_checkpoint(_folder(target)).values() if x.is_floating_point())
-    return 0
-
-
-def _timm(target: Target) -> BuiltModel:
+def from_timm(target: Target, seed: int) -> BuiltModel:
+    """Build the model of a `timm:` target in FP32. Raises: LoadError(slug="no-symbol" | "model-raises")."""
     timm = importlib.import_module("timm")
     name = str(target.args[0])
     if not timm.is_model(name):
         hint = suggest(name, timm.list_models(), "timm.list_models() lists all models", most=3)
         raise LoadError(f"timm knows no model {name!r}: {hint}", slug="no-symbol")
+    reseed(seed)
     model = call(timm.create_model, f"timm.create_model({name!r})", "model-raises", *target.args, **target.kwargs)
     return BuiltModel(model, Origin(None, "timm", "create_model", "factory", target.args, dict(target.kwargs)))
 
 
-def _hugging_face(target: Target) -> BuiltModel:
+def from_transformers(target: Target, folder: Path, seed: int) -> BuiltModel:
+    """Build the model of an `hf:` target in FP32. folder: where its files are.
+
+    Raises: LoadError(slug="no-symbol" | "model-raises" | "quantized-model" | "remote-code" | "missing-weights" |
+    "bad-weights" | "weights-mismatch").
+    """
     transformers = importlib.import_module("transformers")
-    folder = _folder(target)
+    reseed(seed)
     config, notes = _config(transformers, folder), tuple[str, ...]()
     kind = wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
     named = getattr(transformers, wanted, None)
@@ -322,23 +315,6 @@ def _hugging_face(target: Target) -> BuiltModel:
         arguments |= {"revision": revision} if revision else {}
         origin = replace(origin, init_args=(name,), folder=None)
     return BuiltModel(model, origin, stored_low=stored_low, notes=notes, checkpoint=said)
-
-
-def _folder(target: Target) -> Path:
-    """The folder of a Hugging Face model: the given directory, or the repository's snapshot in the local cache."""
-    name = str(target.args[0])
-    path = Path(name)
-    if os.path.isdir(name):  # noqa: PTH112 (a name too long for a path is none)
-        if not (path / "config.json").is_file():
-            raise LoadError(f"{path} has no config.json: give the directory of one model", slug="missing-target")
-        return path.resolve()
-    hub: Any = importlib.import_module("huggingface_hub")
-    repository, _, revision = name.partition("@")
-    try:
-        return Path(hub.snapshot_download(repository, revision=revision or None, local_files_only=True))
-    except Exception as error:  # a name may be malformed, unknown or not cached: the advice is the same
-        hint = f"download it first (`hf download {repository}`), or give a directory"
-        raise LoadError(f"{name!r} is neither a directory nor in the local cache: {hint}", "missing-target") from error
 
 
 def _config(transformers: Any, folder: Path) -> Any:

@@ -23,6 +23,7 @@ from ..isolation.process import reseed
 from ..numerics.entries import extent, tensors_in
 from ..numerics.formats import dtype_name
 from ..records import Batch
+from . import diffusion_inputs
 from .state import convert_errors
 from .statedicts import read_tensors
 from .target import blame, call, named_in, parse, required_arguments, user_code
@@ -302,6 +303,9 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
         except Exception:  # not declared, or not completely
             continue
         yield batch, source
+    if diffusion_inputs.is_of_diffusers(model):
+        for batch in diffusion_inputs.batches_of(model):
+            yield batch, "generated in the sizes of the config"
     layers = [(name, part) for name, part in model.named_modules() if _shapes(part)]
     for name, layer in layers[:1] if len(required_arguments(model.forward)) < 2 else ():
         rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
