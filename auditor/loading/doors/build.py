@@ -11,12 +11,13 @@ from ...errors import LoadError
 from ...isolation.process import swap_attribute
 from ..discover import BuiltModel, built_for_method, from_timm, from_transformers, load_checkpoint
 from ..target import Target, blame, call, parse
-from . import adapters, diffusion, programs
+from . import adapters, diffusion, programs, sentences
 from .folders import INSTALLED_AS, ModelFolder, locate, needed_package
 
 BUILDERS = {
     "component": diffusion.build,
     "adapter": adapters.build,
+    "sentences": sentences.build,
 }
 """{kind of a folder: the function that builds its model}; transformers builds all others."""
 
