@@ -27,6 +27,7 @@ from .measure import (
 from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
 from .quantization import PipelineRun, QuantizedLayer, QuantizedPlan
 from .repair import Repair
+from .repeats import RepeatedCalls
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
@@ -179,6 +180,9 @@ class Audit:
         tuple[PipelineRun, ...], FileField("what [other pipelines](quantization.md#other-pipelines) do to the model")
     ] = ()
     command: Annotated[str, MeasurementField("the command or function call that made the audit")] = ""
+    repeats: Annotated[
+        tuple[RepeatedCalls, ...], MeasurementField("error under the recommended plan over repeated calls")
+    ] = ()
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()
 
