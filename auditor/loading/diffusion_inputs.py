@@ -59,8 +59,9 @@ def batches_of(model: Any) -> Iterator[Batch]:
 def _shapes(model: Any, main: str, parameters: Mapping[str, Any]) -> list[tuple[int, ...]]:
     """Shapes of the main argument, the likeliest first."""
     config, kind = model.config, type(model).__name__
-    channels = _channels(config, main, is_decoder="z" in parameters or main == "latents")
-    height, width = _sides(config, is_autoencoder="timestep" not in parameters and main != "z")
+    is_decoder = main in ("z", "latents") or getattr(model.forward, "__name__", "") == "decode"
+    channels = _channels(config, main, is_decoder)
+    height, width = _sides(config, is_autoencoder="timestep" not in parameters, is_decoder=is_decoder)
     image = (BATCH, channels, height, width)
     clip = (BATCH, channels, FRAMES, height, width)
     frames_first = (BATCH, FRAMES, channels, height, width)
@@ -84,8 +85,10 @@ def _channels(config: Mapping[str, Any], main: str, is_decoder: bool) -> int:
     return int(next((config[name] for name in names if config.get(name)), 3))
 
 
-def _sides(config: Mapping[str, Any], is_autoencoder: bool) -> tuple[int, int]:
-    """Height and width."""
+def _sides(config: Mapping[str, Any], is_autoencoder: bool, is_decoder: bool) -> tuple[int, int]:
+    """Height and width; those of an autoencoder's latent image are unknown, and small."""
+    if is_decoder:
+        return SIDE, SIDE
     size = config.get("sample_size") or SIDE
     height, width = size if isinstance(size, list | tuple) else (size, size)
     if "sample_height" in config:
@@ -170,5 +173,6 @@ def _added(config: Mapping[str, Any]) -> dict[str, Tensor | None] | None:
 
 
 def _condition_image(config: Mapping[str, Any], shape: tuple[int, ...]) -> Tensor:
-    """The image that conditions a ControlNet, which is eight times as large as the latent one."""
-    return torch.rand(BATCH, config.get("conditioning_channels") or 3, 8 * shape[-2], 8 * shape[-1])
+    """The image that conditions a ControlNet, which halves it between the layers of an embedding."""
+    scale = 2 ** (len(config.get("conditioning_embedding_out_channels") or range(4)) - 1)
+    return torch.rand(BATCH, config.get("conditioning_channels") or 3, scale * shape[-2], scale * shape[-1])

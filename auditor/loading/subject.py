@@ -84,8 +84,8 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
     example_inputs: texts, or any form that `inputs.as_batches` accepts; None if `kwargs` suffices. kwargs: keyword
     arguments of every call.
     """
-    if not isinstance(model, nn.Module):
-        raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise LoadError(f"expected an nn.Module, got a {type(model).__name__}{_instead_of(model)}", slug="not-a-model")
     given = () if example_inputs is None and kwargs else example_inputs
     inputs.reject_iterators(kwargs, "kwargs")
 
@@ -110,6 +110,25 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
             with suppress(LoadError):  # the model may convert arrays itself
                 return settle_precision(subject(arrays=True), check)
         raise
+
+
+def _instead_of(value: Any) -> str:
+    """What to pass instead of something that is no model, after a colon; "" if unknown."""
+    if isinstance(value, str):
+        return f": run `python -m auditor {value}`, or pass the model itself"
+    if isinstance(value, torch.jit.ScriptModule):
+        return ": TorchScript code is compiled and cannot run in other precisions, so pass the Python model"
+    if isinstance(value, torch.export.ExportedProgram):
+        return ": pass `program.module()`, or save the program and run `python -m auditor FILE.pt2`"
+    parts = getattr(value, "components", None)
+    names = [name for name, part in parts.items() if isinstance(part, nn.Module)] if isinstance(parts, dict) else []
+    if not names:
+        return ""
+    listed = ", ".join(names)
+    return (
+        f" of several models ({listed}): pass one, as in auditor.audit(pipe.{names[0]}, inputs), or write "
+        "pipe.save_pretrained(DIRECTORY) and run `python -m auditor hf:DIRECTORY`, which audits each on its calls"
+    )
 
 
 def check(subject: Subject) -> Subject:

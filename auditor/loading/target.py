@@ -239,6 +239,8 @@ def _existing_file(path: Path) -> Path:
     if not path.exists():
         raise LoadError(f"{path} does not exist: check the path (from {Path.cwd()})", slug="missing-target")
     if path.suffix != ".py":
+        if path.suffix == PROGRAM:
+            raise LoadError(f"an exported program has no symbols: write {path}", slug="bad-target")
         if _is_torchscript(path):
             hint = (
                 "write a model.py whose get_model() builds the Python model and loads the weights: "

@@ -98,8 +98,7 @@ def _origin(folder: ModelFolder, symbol: str, arguments: dict[str, Any]) -> Orig
 
 def _unused(model: nn.Module, file: Path) -> tuple[str, ...]:
     """A note about weights of the adapter that the model lacks: peft ignores them without a word."""
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    given = {name for name, _ in tensors_in([file])}
-    known = {name.replace(".default", "") for name in names} | names
-    left = sorted(given - known)
+    peft: Any = importlib.import_module("peft")
+    known = set(peft.get_peft_model_state_dict(model))
+    left = sorted(name for name, _ in tensors_in([file]) if name not in known)
     return (f"weights of the adapter that the model lacks are ignored ({len(left)}: {few(left)})",) if left else ()

@@ -110,8 +110,8 @@ def calls_for(folder: ModelFolder, target: Target, seed: int, text: str | None) 
     batches = calls[method]
     count = "1 call" if len(batches) == 1 else f"{len(batches)} calls"
     source = f"{count} in a run of {run.kind}, {run.said}"
-    others = " and ".join(f"`{name}`" for name in calls if name != method)
-    notes = (f"The pipeline also calls {others}: audit them as {target.text}:METHOD.",) if others else ()
+    others = [f"hf:{target.args[0]}:{name}" for name in calls if name != method]
+    notes = (f"The pipeline also calls other methods; to audit them: {' and '.join(others)}.",) if others else ()
     return ComponentCalls("" if method == "forward" else method, Inputs(batches, source), notes)
 
 

@@ -117,7 +117,8 @@ def _short_run(folder: Path, seed: int, given: Mapping[str, Any]) -> PipelineRun
             silence(library)
     kind = pipeline_class(folder)
     what = f"loading {kind.__name__} from {folder.name}"
-    pipeline = call(kind.from_pretrained, what, "model-raises", str(folder), local_files_only=True)
+    absent = _absent_components(kind, folder)
+    pipeline = call(kind.from_pretrained, what, "model-raises", str(folder), local_files_only=True, **absent)
     models = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
     for model in models.values():
         model.float().eval()
@@ -138,6 +139,13 @@ def _short_run(folder: Path, seed: int, given: Mapping[str, Any]) -> PipelineRun
         if methods
     }
     return PipelineRun(kind.__name__, chosen, _in_words(arguments))
+
+
+def _absent_components(kind: Any, folder: Path) -> dict[str, None]:
+    """{component that the pipeline was saved without: None}, which from_pretrained of some pipelines wants to be told."""
+    entries = read_json(folder / PIPELINE)
+    wanted = required_arguments(kind.__init__)
+    return {name: None for name in wanted if name != "self" and not (entries.get(name) or [None])[0]}
 
 
 def _arguments(pipeline: Any, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,7 +285,12 @@ def parts_of(text: str, inputs: str | None, seed: int) -> dict[str, str]:
         folder = locate(target)
         if folder.kind != "pipeline" or importlib.util.find_spec("diffusers") is None:
             return {}  # loading the target reports the missing package
-        run = short_run(folder.path, seed, arguments_from(inputs, folder.path, seed))
+        arguments = arguments_from(inputs, folder.path, seed)
+        if inputs and arguments is None:
+            said = f"--inputs {inputs} are no arguments of the pipeline {folder.path.name}"
+            hint = "give prompts.txt, or f.py:func, where func() returns a dict of arguments of its call"
+            raise LoadError(f"{said}: {hint}", slug="bad-inputs")
+        run = short_run(folder.path, seed, arguments)
     parts = dict[str, str]()
     for name, methods in run.calls.items():
         for method in methods:

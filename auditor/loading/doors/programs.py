@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 
 from ...errors import LoadError, describe
+from ...isolation.process import swap_attribute
 from ...records import Origin
 from ..discover import BuiltModel
 from ..inputs import Inputs, as_batches
@@ -20,7 +22,8 @@ def build(target: Target) -> BuiltModel:
     """
     path = Path(str(target.args[0]))
     try:
-        program = torch.export.load(path)
+        with swap_attribute(logging.getLogger("torch.export"), "disabled", True):  # it logs a traceback
+            program = torch.export.load(path)
         model = program.module()
     except Exception as error:
         hint = "write it with torch.export.save(torch.export.export(model, inputs), path), in this version of torch"

@@ -56,6 +56,15 @@ def test_the_patched_model_loads_adapter_and_base(adapter: Path) -> None:
     assert model(input_ids=torch.arange(8)[None]).logits.isfinite().all()
 
 
+def test_weights_that_the_model_lacks_are_noted(adapter: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    assert not any("ignored" in warning for warning in load("hf:lora").warnings)
+    file = adapter / "adapter_model.safetensors"
+    save_file({**load_file(file), "base_model.model.absent.lora_A.weight": torch.ones(1)}, file)
+    assert any("lacks are ignored (1: base_model.model.absent" in warning for warning in load("hf:lora").warnings)
+
+
 def test_a_missing_base_says_what_to_download(adapter: Path) -> None:
     shutil.rmtree("base")
     with refused(LoadError, "missing-target", "the base model 'base' of the adapter lora", "`hf download base`"):

@@ -2,11 +2,13 @@
 
 import runpy
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import auditor
 from auditor.cli import main
 from auditor.errors import LoadError
 from auditor.loading import load
@@ -69,6 +71,38 @@ def test_a_file_that_is_no_program(content: bytes, here: Path) -> None:
     (here / "net.pt2").write_bytes(content)
     with refused(LoadError, "model-raises", "net.pt2 cannot be read as an exported program"):
         load("net.pt2")
+
+
+def test_a_corrupt_program_logs_no_traceback(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    torch.save({"weight": torch.ones(1)}, "net.pt2")
+    assert main(["net.pt2", "-q"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: net.pt2 cannot be read")
+    assert said.count("\n") == 2
+
+
+def test_a_program_has_no_symbols(program: Path) -> None:
+    with refused(LoadError, "bad-target", "has no symbols: write net.pt2"):
+        load("net.pt2:Net")
+
+
+class Pipeline:
+    """As diffusers' pipelines are, no nn.Module, but with modules among its components."""
+
+    components: ClassVar[dict[str, object]] = {"unet": nn.Linear(2, 2), "scheduler": object()}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_is_no_model_is_told_what_to_pass(program: Path) -> None:
+    others = {
+        r"python -m auditor hf:folder": "hf:folder",
+        r"program.module\(\)": torch.export.load(program),
+        r"pass the Python model": torch.jit.script(Net()),
+        r"several models \(unet\): pass one, as in auditor.audit\(pipe.unet": Pipeline(),
+    }
+    for said, value in others.items():
+        with refused(LoadError, "not-a-model", match=said):
+            auditor.audit(value, torch.ones(2, 4))  # type: ignore[arg-type]
 
 
 def test_a_missing_program(here: Path) -> None:
