@@ -22,6 +22,7 @@ from .document.live import fields_of
 from .errors import device_is_full
 from .execution.beside import under_plan
 from .execution.ledger import rows_of, silent_casts
+from .execution.repeats import repeated_errors
 from .generation.stage import GenerationReference, generate_reference
 from .graphs.stage import GraphPlans, graphs_of
 from .isolation import in_eval, isolate
@@ -287,6 +288,7 @@ def _conclude(
         proposals=tuple(proposals),
         ledger=rows_of(subject, captured, plan, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in captured.twins},
+        repeats=repeated_errors(captured, subject, plan, followed.errors),
         warnings=(*subject.warnings, *captured.warnings, *planned.said, *warnings_of(bench, training)),
     )
 

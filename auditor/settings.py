@@ -166,7 +166,8 @@ class Settings(BaseModel):
     """a limit for one output, such as `'logits: kl <= 0.01'`; see [docs/criteria.md](criteria.md). May be repeated; in
     Python, a list or a dict such as `{'logits': 'kl <= 0.01'}`. For all other outputs the error budget applies"""
     metric: Annotated[Function, Option("a function: metric(reference, candidate) -> a number", flag="")] = None
-    """`metric(reference, candidate) -> float` over two lists of output tensors; smaller is better"""
+    """`metric(reference, candidate) -> float` over two lists of output tensors; smaller is better, unless
+    `metric.higher_is_better` is True: the error is then the loss against equal outputs"""
     device: Annotated[
         Any,
         AfterValidator(lambda value: kind_and_number(value) and value),

@@ -35,6 +35,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
             folder = (str(locate(source["folder"], file)),) if source.get("folder") and not args else ()
             args = args or with_names(tuple(source["init_args"]), module)
             made = made(*folder, *args, **(kwargs or with_names(dict(source["init_kwargs"]), module)))
+            made = made.module() if source["kind"] == "program" else made
         else:
             with contextlib.suppress(Exception):  # the source module keeps the unpatched model, if it can be copied
                 made = copy.deepcopy(made)

@@ -45,6 +45,7 @@ TARGET:
   path/to/model.py[:symbol] or package.module[:symbol]
   a symbol may take arguments, also names of the file: model.py:Net(width=8),
   'model.py:GPT(GPTConfig(n_layer=2))'
+  path/to/directory:entry of a hubconf.py, or path/to/program.pt2
   timm:NAME or hf:NAME_OR_PATH, if timm or transformers is installed
 
 exit code:

@@ -15,7 +15,7 @@ from pathlib import Path
 from .. import flow, offload
 from ..document import compare, read
 from ..loading import cautions, load
-from ..loading.discover import weights_of
+from ..loading.doors import weights_of
 from ..plan.recommend import outcome
 from ..progress.shown import Display
 from ..records import Audit, folder
@@ -26,17 +26,24 @@ from ..training.objective import load_training
 from ..verify import artefact
 from . import verbs
 from .output import say
+from .pipeline import audit_pipeline
 
 
 def audit(settings: verbs.Audit, progress: Display) -> int:
-    """Check the settings, start the verification process, then load and audit the model. The verification process
-    imports torch while the user's code loads. The memory limit applies to the audit's process after that start.
+    """Check the settings, start the verification process, then load and audit the model, or every component of a
+    pipeline. The verification process imports torch while the user's code loads. The memory limit applies to the
+    audit's process after that start.
 
     No caller of `_ran` may reference the model. Libraries cache the exceptions of failed imports; their tracebacks
     reference the callers, and would keep the model alive.
     """
-    known = read.load(settings.baseline) if settings.baseline else None  # before anything slow
     settings.rulebook  # noqa: B018 - rejects invalid rules
+    code = audit_pipeline(settings, lambda part: _audit_one(part, progress))
+    return _audit_one(settings, progress) if code is None else code
+
+
+def _audit_one(settings: verbs.Audit, progress: Display) -> int:
+    known = read.load(settings.baseline) if settings.baseline else None  # before anything slow
     settings = settings.model_copy(update={"progress": progress})
     if settings.onnx:
         from ..graphs.onnxfile import require  # imports onnx

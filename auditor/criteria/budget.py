@@ -43,7 +43,7 @@ def budget_of(
     if metric is None and not criteria and not flips:
         return max_error, output_error, 1.0
     outputs = answer(subject.model, subject.batches[0], seed=seed)
-    metric = _of_the_cpu(metric) if metric is not None else None
+    metric = _as_error(_of_the_cpu(metric), metric, outputs, max_error) if metric is not None else None
     if flips:
         criteria = (*criteria, *by_default(criteria, outputs, capture))
     if criteria:
@@ -78,6 +78,29 @@ def _of_the_cpu(metric: Distance) -> Distance:
 
     measure_on_cpu.__name__ = name
     return measure_on_cpu
+
+
+def _as_error(measure: Distance, metric: Distance, outputs: Sequence[torch.Tensor], max_error: float) -> Distance:
+    """The user's metric as an error, which is 0 for equal outputs. measure: the metric, as `_of_the_cpu` calls it.
+
+    If higher values are better (`metric.higher_is_better` is True), the error is the loss relative to the value for
+    equal outputs; if that is infinite, as of PSNR in dB, the error is 10^(-value / 20). Raises:
+    CallbackError(slug="bad-callback") if equal outputs exceed the budget although lower values are better.
+    """
+    name, best = name_of(measure), measure(outputs, outputs)
+    if getattr(metric, "higher_is_better", None) is not True:
+        if best > max_error:
+            hint = f"if higher values are better, set `{name}.higher_is_better = True`: the error is then the loss"
+            said = f"metric={name} returned {best:.3g} for equal outputs, above max_error, {max_error:.3g}"
+            raise CallbackError(f"{said}: {hint}", "bad-callback")
+        return measure
+
+    def loss(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
+        value = measure(reference, candidate)
+        return best - value if math.isfinite(best) else 10 ** (-value / 20)
+
+    loss.__name__ = f"loss of {name}"
+    return loss
 
 
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:

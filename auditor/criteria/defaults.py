@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 import torch.fx as fx
@@ -19,6 +19,12 @@ from .measure import Criteria, names_of
 
 NATS, KL, UNITS = 0.02, 0.001, 0.5
 """Suggested limits: 2 % change of any probability; 0.001 nats of KL divergence; half a unit, such as half a pixel."""
+
+DECIBELS = 40.0
+"""Suggested limit of PSNR for an image: an error of a hundredth of its range."""
+
+RGB, SIDE, MOST_ENTRYWISE = 3, 16, 5
+"""An image has three channels and at least this height and width; operations between its convolution and the output."""
 
 FLIPS = 0.001
 """Default limit of `flips` for a large discrete output: one entry in a thousand may differ from FP32."""
@@ -89,14 +95,18 @@ def propose(
             because = f"its own relative error is {error:.2g} in {title}{times}"
             yield Proposal(name, f"{name}: rel_l2 <= {max_error:g}", because)
     names, nodes = names_of(outputs), _output_nodes(capture)
+    inputs = _input_shapes(capture)
     if len(nodes) == len(names):
         for name, node in zip(names, nodes, strict=True):
-            if not _spoken_of(criteria, name) and (found := _suggestion(node)):
+            if not _spoken_of(criteria, name) and (found := _suggestion(node, inputs)):
                 yield Proposal(name, f"{name}: {found[0]}", found[1])
 
 
-def _suggestion(node: fx.Node) -> tuple[str, str] | None:
-    """(criterion, evidence) for an output, from the operations that compute it; None without a suggestion."""
+def _suggestion(node: fx.Node, inputs: Collection[tuple[int, ...]]) -> tuple[str, str] | None:
+    """(criterion, evidence) for an output, from the operations that compute it; None without a suggestion.
+
+    inputs: shapes of the inputs; an output of such a shape, like the noise that a denoiser predicts, has no logits.
+    """
     given = source(node)
     columns = shape(given)[-1:]
     if row_of(given).distribution == "logarithms":
@@ -106,10 +116,15 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
     if (
         row_of(given).gemm == "linear"
         and columns > (1,)
+        and columns == shape(node)[-1:]
+        and tuple(shape(node)) not in inputs
         and not any(row_of(one).distribution for one in readers(given))
     ):
         linear = f"its last operation is a linear layer of {columns[0]:,} columns"
         return f"kl <= {KL:g}", f"{linear}, and no softmax follows in the model: probably logits"
+    if _is_image(node):
+        perceptual = "for a perceptual limit, name a function of your own, such as LPIPS or SSIM"
+        return f"psnr >= {DECIBELS:g}", f"it has the shape of an image, computed by a convolution; {perceptual}"
     if _is_floating(node) and _counts(node):
         return f"max_abs <= {UNITS:g}", "integers such as positions are added to it: probably in units such as pixels"
     return None
@@ -138,6 +153,28 @@ def _output_nodes(capture: Capture) -> list[fx.Node]:
 
 def _spoken_of(criteria: Sequence[Criterion], name: str) -> bool:
     return any(one.speaks_of(name) for one in criteria)
+
+
+def _input_shapes(capture: Capture) -> set[tuple[int, ...]]:
+    """Shapes of the model's floating-point inputs."""
+    given = {one.name for one in capture.placeholders if one.kind == "input"}
+    nodes = capture.graph_module.graph.find_nodes(op="placeholder")
+    return {tuple(shape(node)) for node in nodes if node.name in given and _is_floating(node)}
+
+
+def _is_image(node: fx.Node) -> bool:
+    """Whether an output is [batch, 3, height, width], and a convolution computes it, up to entrywise operations."""
+    size = shape(node)
+    if len(size) != 4 or size[1] != RGB or min(size[2:]) < SIDE:
+        return False
+    at = source(node)
+    for _ in range(MOST_ENTRYWISE):
+        if "convolution" in str(row_of(at).gemm):
+            return True
+        if tuple(shape(at)) != tuple(size) or not at.all_input_nodes:
+            return False
+        at = source(at.all_input_nodes[0])
+    return False
 
 
 def _is_floating(node: fx.Node) -> bool:

@@ -7,7 +7,6 @@ import ast
 import copy
 import importlib
 import inspect
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -23,20 +22,27 @@ from torch import Tensor, nn
 from ..capture.source import is_installed
 from ..errors import LoadError, suggest
 from ..isolation.members import enter_by, size_of
-from ..isolation.process import reseed, swap_attribute
+from ..isolation.process import reseed
 from ..numerics.formats import dtype_name, is_low
 from ..records import Origin
 from .importer import digest_of, with_names
+from .inputs import Inputs
 from .state import convert_errors
 from .statedicts import few, read_checkpoint
-from .target import Target, blame, call, parse, required_arguments
+from .target import HUB_FILE, Target, blame, call, required_arguments
 
 T = TypeVar("T")
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
-CHECKPOINTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
-"""Checkpoint file names of transformers, in the order in which transformers looks for them."""
+CHECKPOINT_NAMES = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.bin",
+)
+CHECKPOINTS = [f"{name}{index}" for name in CHECKPOINT_NAMES for index in ("", ".index.json")]
+"""Checkpoint file names of transformers and diffusers, in the order in which transformers looks for them."""
 LACKS_CLASS = (
     "config.json names the class {}, which transformers does not have: only AutoModel's model, which has no head, is "
     "audited; to audit the whole model, write a model.py that builds it"
@@ -49,7 +55,8 @@ class BuiltModel:
     """The model, its origin (None if the model cannot be built again), and the result of `audit_spec()`.
 
     stored_low: {dtype: number of FP16 or BF16 weights of the checkpoint, which the model has in FP32}. notes: texts
-    about the model. checkpoint: texts about the checkpoint's weights.
+    about the model. checkpoint: texts about the checkpoint's weights. inputs: the inputs that come with the model, if
+    any.
     """
 
     model: nn.Module
@@ -58,6 +65,7 @@ class BuiltModel:
     stored_low: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     checkpoint: tuple[str, ...] = ()
+    inputs: Inputs | None = None
 
 
 def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
@@ -66,9 +74,9 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
     Raises: LoadError(slug="no-model" | "ambiguous-model" | "no-symbol" | "needs-arguments" | "not-a-model" |
     "model-raises" | "bad-spec").
     """
-    symbol = target.symbol or _conventional(module, target, seed)
+    symbol = target.symbol or _entry_point(module, target) or _conventional(module, target, seed)
     if target.symbol and (parts := _method_in(module, target.symbol)):
-        return _built_for_method(discover(module, replace(target, symbol=parts[0]), seed), parts[1], target)
+        return built_for_method(discover(module, replace(target, symbol=parts[0]), seed), parts[1], target)
     made, kind, spec = _find_symbol(module, target, symbol), "instance", dict[str, Any]()
     args, kwargs = tuple[Any, ...](), dict[str, Any]()
     if not isinstance(made, nn.Module):
@@ -121,7 +129,7 @@ def _method_in(module: ModuleType, symbol: str) -> tuple[str, str] | None:
     return (owner, name) if is_method else None
 
 
-def _built_for_method(built: BuiltModel, method: str, target: Target) -> BuiltModel:
+def built_for_method(built: BuiltModel, method: str, target: Target) -> BuiltModel:
     """The model, whose calls run the method. Raises: LoadError(slug="no-symbol") if the model has no such method."""
     if not callable(getattr(built.model, method, None)):
         methods = [name for name in dir(type(built.model)) if not name.startswith("_") and not hasattr(nn.Module, name)]
@@ -148,6 +156,26 @@ def _named(arguments: T, module: ModuleType, target: Target) -> T:
         raise LoadError(message, slug="no-symbol") from error
     except (Exception, SystemExit) as error:
         raise LoadError(f"an argument in {target.text!r} raised {blame(error)}", slug="model-raises") from error
+
+
+def _entry_point(module: ModuleType, target: Target) -> str | None:
+    """The only entry point of a hubconf.py: a function whose name has no leading underscore; None for other files.
+
+    Raises: LoadError(slug="ambiguous-model" | "no-model").
+    """
+    if target.path is None or target.path.name != HUB_FILE:
+        return None
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    functions = [name for name, value in public.items() if inspect.isfunction(value)]
+    names = functions or [name for name, value in public.items() if _is_model_class(value)]
+    if not names:
+        said = f"{target.path} defines no entry point"
+        raise LoadError(f"{said}: define a function that returns the model", slug="no-model")
+    if len(names) > 1:
+        options = " or ".join(f"{target.path.parent}:{name}" for name in names[:4])
+        said = f"{target.path} defines {len(names)} entry points: name one, {options}"
+        raise LoadError(said, slug="ambiguous-model")
+    return names[0]
 
 
 def _conventional(module: ModuleType, target: Target, seed: int) -> str:
@@ -239,54 +267,32 @@ def _is_model_class(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, nn.Module)
 
 
-def require(target: Target) -> None:
-    """Import the packages that the target needs. Raises: LoadError(slug="missing-package")."""
-    for name in (target.module, "huggingface_hub"):
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # the package is absent, lacks a dependency, or was built for another torch
-            said = f"{target.text} needs {name}, and importing {name} raised {blame(error)}"
-            raise LoadError(f"{said}: `pip install {name}`, or fix the installation", "missing-package") from error
-
-
-def from_hub(target: Target, seed: int) -> BuiltModel:
-    """Build the model of a hub target in FP32, with its origin.
-
-    Raises: LoadError(slug="missing-target" | "no-symbol" | "model-raises" | "quantized-model" |
-    "remote-code" | "missing-weights" | "bad-weights" | "weights-mismatch").
-    """
-    with swap_attribute(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
-        reseed(seed)
-        return call(_timm if target.hub == "timm" else _hugging_face, f"building {target.text}", "model-raises", target)
-
-
-def weights_of(text: str) -> int:
-    """Size in bytes, in FP32, of a Hugging Face checkpoint; 0 if it is unknown before the model is built."""
-    with suppress(LoadError, ImportError):  # loading the checkpoint later reports the error
-        if (target := parse(text)).hub == "hf":
-            return sum(4 * x.numel() for x in _load_checkpoint(_folder(target)).values() if x.is_floating_point())
-    return 0
-
-
-def _timm(target: Target) -> BuiltModel:
+def from_timm(target: Target, seed: int) -> BuiltModel:
+    """Build the model of a `timm:` target in FP32. Raises: LoadError(slug="no-symbol" | "model-raises")."""
     timm = importlib.import_module("timm")
     name = str(target.args[0])
     if not timm.is_model(name):
         hint = suggest(name, timm.list_models(), "timm.list_models() lists all models", most=3)
         raise LoadError(f"timm knows no model {name!r}: {hint}", slug="no-symbol")
+    reseed(seed)
     model = call(timm.create_model, f"timm.create_model({name!r})", "model-raises", *target.args, **target.kwargs)
     return BuiltModel(model, Origin(None, "timm", "create_model", "factory", target.args, dict(target.kwargs)))
 
 
-def _hugging_face(target: Target) -> BuiltModel:
+def from_transformers(target: Target, folder: Path, seed: int) -> BuiltModel:
+    """Build the model of an `hf:` target in FP32. folder: where its files are.
+
+    Raises: LoadError(slug="no-symbol" | "model-raises" | "quantized-model" | "remote-code" | "missing-weights" |
+    "bad-weights" | "weights-mismatch").
+    """
     transformers = importlib.import_module("transformers")
-    folder = _folder(target)
+    reseed(seed)
     config, notes = _config(transformers, folder), tuple[str, ...]()
     kind = wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
     named = getattr(transformers, wanted, None)
     if wanted != "AutoModel" and not (isinstance(named, type) and issubclass(named, nn.Module)):
         kind, notes = "AutoModel", (LACKS_CLASS.format(wanted),)
-    maker, stored = getattr(transformers, kind), _load_checkpoint(folder)
+    maker, stored = getattr(transformers, kind), load_checkpoint(folder)
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
         make = maker.from_config if kind == "AutoModel" else maker
         model = call(make, f"{kind} from {folder.name}", "model-raises", config)
@@ -297,7 +303,7 @@ def _hugging_face(target: Target) -> BuiltModel:
     transformers.utils.logging.set_verbosity_error()  # the notes list missing and ignored weights instead
     transformers.utils.logging.disable_progress_bar()
     model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **asked)
-    said, low = tuple(_differences(model, info, folder.name)), Counter[str]()
+    said, low = tuple(differences(model, info, folder.name)), Counter[str]()
     ignored = set(info.get("unexpected_keys", ()))
     for value in {x.data_ptr(): x for name, x in stored.items() if name not in ignored}.values():
         if is_low(value.dtype):
@@ -309,23 +315,6 @@ def _hugging_face(target: Target) -> BuiltModel:
         arguments |= {"revision": revision} if revision else {}
         origin = replace(origin, init_args=(name,), folder=None)
     return BuiltModel(model, origin, stored_low=stored_low, notes=notes, checkpoint=said)
-
-
-def _folder(target: Target) -> Path:
-    """The folder of a Hugging Face model: the given directory, or the repository's snapshot in the local cache."""
-    name = str(target.args[0])
-    path = Path(name)
-    if os.path.isdir(name):  # noqa: PTH112 (a name too long for a path is none)
-        if not (path / "config.json").is_file():
-            raise LoadError(f"{path} has no config.json: give the directory of one model", slug="missing-target")
-        return path.resolve()
-    hub: Any = importlib.import_module("huggingface_hub")
-    repository, _, revision = name.partition("@")
-    try:
-        return Path(hub.snapshot_download(repository, revision=revision or None, local_files_only=True))
-    except Exception as error:  # a name may be malformed, unknown or not cached: the advice is the same
-        hint = f"download it first (`hf download {repository}`), or give a directory"
-        raise LoadError(f"{name!r} is neither a directory nor in the local cache: {hint}", "missing-target") from error
 
 
 def _config(transformers: Any, folder: Path) -> Any:
@@ -356,7 +345,7 @@ def _config(transformers: Any, folder: Path) -> Any:
     return config
 
 
-def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
+def load_checkpoint(folder: Path) -> dict[str, Tensor]:
     """The tensors of the checkpoint, memory-mapped; {} for a folder without a checkpoint.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights").
@@ -366,7 +355,7 @@ def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
         return {} if file is None else read_checkpoint(file)
 
 
-def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:
+def differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:
     """Notes about weights that only the model, or only the checkpoint, has. info: what transformers reports.
 
     Raises: LoadError(slug="weights-mismatch") if shapes differ, or no weight of the checkpoint fits.

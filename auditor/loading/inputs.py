@@ -23,6 +23,8 @@ from ..isolation.process import reseed
 from ..numerics.entries import extent, tensors_in
 from ..numerics.formats import dtype_name
 from ..records import Batch
+from . import diffusion_inputs
+from .sentence_inputs import TEXTS, features_of, is_sentence_model
 from .state import convert_errors
 from .statedicts import read_tensors
 from .target import blame, call, named_in, parse, required_arguments, user_code
@@ -111,6 +113,8 @@ def tokenize(model: Any, value: Any) -> Any:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
         return value
+    if is_sentence_model(model):
+        return features_of(model, texts)
     where = str(getattr(model, "name_or_path", ""))
     try:
         transformers: Any = importlib.import_module("transformers")
@@ -294,6 +298,7 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
     declared: Mapping[str, Callable[[], Any]] = {
         "generated in the size that timm declares": lambda: torch.randn(BATCH, *model.pretrained_cfg["input_size"]),
         "generated in the sizes of the config": lambda: _of_hugging_face(model),
+        "generated from two texts": lambda: features_of(model, TEXTS),
         "model.dummy_inputs": lambda: model.dummy_inputs,
     }
     for source, make in declared.items():
@@ -302,6 +307,9 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
         except Exception:  # not declared, or not completely
             continue
         yield batch, source
+    if diffusion_inputs.is_of_diffusers(model):
+        for batch in diffusion_inputs.batches_of(model):
+            yield batch, "generated in the sizes of the config"
     layers = [(name, part) for name, part in model.named_modules() if _shapes(part)]
     for name, layer in layers[:1] if len(required_arguments(model.forward)) < 2 else ():
         rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None

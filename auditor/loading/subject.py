@@ -26,7 +26,8 @@ from ..isolation.process import flags, reseed, under
 from ..numerics.entries import entries, is_number, tensors_in
 from ..records import Batch, Subject
 from . import inputs, state
-from .discover import discover, from_hub, require
+from .discover import BuiltModel, discover
+from .doors import build, needed_packages
 from .placement import beside
 from .state import held_outside, materialise, present, settle_precision
 from .target import Target, blame, import_target, parse, user_code
@@ -69,7 +70,7 @@ def load(
     """
     parsed = parse(target)
     if parsed.hub:
-        require(parsed)  # imports the package now, so that watch_weights can wrap its readers
+        needed_packages(parsed)  # imports them now, so that watch_weights can wrap their readers
     as_set = flags()
     with user_code(parsed, seed):
         with under(as_set):
@@ -83,8 +84,8 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
     example_inputs: texts, or any form that `inputs.as_batches` accepts; None if `kwargs` suffices. kwargs: keyword
     arguments of every call.
     """
-    if not isinstance(model, nn.Module):
-        raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise LoadError(f"expected an nn.Module, got a {type(model).__name__}{_instead_of(model)}", slug="not-a-model")
     given = () if example_inputs is None and kwargs else example_inputs
     inputs.reject_iterators(kwargs, "kwargs")
 
@@ -109,6 +110,25 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
             with suppress(LoadError):  # the model may convert arrays itself
                 return settle_precision(subject(arrays=True), check)
         raise
+
+
+def _instead_of(value: Any) -> str:
+    """What to pass instead of something that is no model, after a colon; "" if unknown."""
+    if isinstance(value, str):
+        return f": run `python -m auditor {value}`, or pass the model itself"
+    if isinstance(value, torch.jit.ScriptModule):
+        return ": TorchScript code is compiled and cannot run in other precisions, so pass the Python model"
+    if isinstance(value, torch.export.ExportedProgram):
+        return ": pass `program.module()`, or save the program and run `python -m auditor FILE.pt2`"
+    parts = getattr(value, "components", None)
+    names = [name for name, part in parts.items() if isinstance(part, nn.Module)] if isinstance(parts, dict) else []
+    if not names:
+        return ""
+    listed = ", ".join(names)
+    return (
+        f" of several models ({listed}): pass one, as in auditor.audit(pipe.{names[0]}, inputs), or write "
+        "pipe.save_pretrained(DIRECTORY) and run `python -m auditor hf:DIRECTORY`, which audits each on its calls"
+    )
 
 
 def check(subject: Subject) -> Subject:
@@ -168,7 +188,7 @@ def _load(
         module = ModuleType(target.module) if target.hub else import_target(target)
         read = "read" in watch.seen
         watch.seen.discard("read")
-        result = from_hub(target, seed) if target.hub else discover(module, target, seed)
+        result = build(target, seed, inputs_text) if target.hub else discover(module, target, seed)
         seen = frozenset(watch.seen)
         model, notes = _unwrap(result.model)
         notes += (*result.notes, *(() if weights_text else result.checkpoint))
@@ -180,7 +200,7 @@ def _load(
     stored, casts = ledger_of(model, watch)
     switch(model, training=False)
     with present(model), in_fp32(model):
-        given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
+        given, held_out = _find_inputs(module, target, result, model, inputs_text, seed)
     unread = filter(inputs.LIKE_INPUTS.match, vars(module) if given.synthetic and not inputs_text else ())
     notes += tuple(f"{target.label} defines {name}, which is not read: rename it to get_inputs" for name in unread)
     materialise(model, inputs.without_labels(model, given.batches)[0][0], seed)
@@ -194,6 +214,8 @@ def _load(
         origin = replace(origin, weights=str(Path(weights_text).resolve())) if origin else None
     elif origin and (loaded or not list(model.parameters())):
         source = f"{'trained' if 'trained' in seen else 'loaded'} by {origin.symbol}"
+        if origin.kind == "program":
+            source = f"stored in {Path(str(origin.folder)).name}"
     subject = Subject(
         model=model,
         batches=given.batches,
@@ -223,9 +245,12 @@ def _without_labels(subject: Subject) -> Subject:
 
 
 def _find_inputs(
-    module: ModuleType, target: Target, spec: Mapping[str, Any], model: nn.Module, text: str | None, seed: int
+    module: ModuleType, target: Target, built: BuiltModel, model: nn.Module, text: str | None, seed: int
 ) -> tuple[inputs.Inputs, tuple[Batch, ...]]:
     """The calibration and held-out inputs; an explicit `--inputs` replaces only the calibration inputs."""
+    if built.inputs is not None:
+        return built.inputs, ()
+    spec = built.spec
     reseed(seed)
     held_out = spec.get("eval_inputs") if spec else getattr(module, "get_eval_inputs", None)
     what = "audit_spec()" if spec else f"get_eval_inputs() in {target.label}"

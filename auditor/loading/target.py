@@ -18,6 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
+from zipfile import ZipFile, is_zipfile
 
 from ..capture.regions import written_as_meant
 from ..capture.source import Place, kind_of, line_of
@@ -29,6 +30,15 @@ from .importer import NAME, as_script, import_source, root_of
 
 T = TypeVar("T")
 
+PROGRAM = ".pt2"
+"""Suffix of an exported program's file."""
+
+HUB_FILE = "hubconf.py"
+"""The file of a repository that defines the entry points of `torch.hub`."""
+
+MARKERS = ("config.json", "model_index.json", "adapter_config.json", "modules.json")
+"""Files of directories that an `hf:` target names."""
+
 SLOW = 10.0
 """Seconds of an import after which the running line is named."""
 
@@ -39,8 +49,8 @@ _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", r
 class Target:
     """A parsed TARGET: a file or a module name, and the symbol in it.
 
-    hub: "timm" or "hf" (Hugging Face) for a model of these libraries, whose name is the first of `args`. words: the
-    command-line arguments of the user's script.
+    hub: "timm" or "hf" (Hugging Face) for a model of these libraries, whose name is the first of `args`; "program" for
+    an exported program, whose file is the first of `args`. words: the command-line arguments of the user's script.
     """
 
     text: str
@@ -54,14 +64,18 @@ class Target:
 
     @property
     def label(self) -> str:
-        """A name for messages: of the file or module, or the whole target for timm and Hugging Face."""
+        """A name for messages: of the file or module, or the whole target if no Python file is its own."""
         return self.text if self.hub else self.path.name if self.path else self.module
 
     @property
     def name(self) -> str:
         if self.hub:
-            return Path(str(self.args[0])).name
+            path = Path(str(self.args[0]))
+            name = path.stem if self.hub == "program" else path.name
+            return f"{name}-{self.symbol}" if self.symbol else name
         stem = self.path.stem if self.path else self.module
+        if self.path is not None and self.path.name == HUB_FILE:
+            stem = self.path.parent.name
         return f"{stem}-{self.symbol}" if self.symbol else stem
 
     @property
@@ -80,7 +94,8 @@ class Target:
 
 
 def parse(text: str) -> Target:
-    """Parse `path/to/model.py[:symbol]`, `package.module[:symbol]`, `timm:NAME` or `hf:NAME_OR_PATH`.
+    """Parse `path/to/model.py[:symbol]`, `package.module[:symbol]`, `directory:entry` of a hubconf.py, `program.pt2`,
+    `timm:NAME` or `hf:NAME_OR_PATH[:method]`.
 
     A symbol or a timm name may have literal arguments. After ` -- ` follow the arguments of a script that parses its
     command line on import. Raises: LoadError(slug="missing-target" | "bad-target" | "directory-target").
@@ -103,7 +118,14 @@ def parse(text: str) -> Target:
         if not name.strip():
             raise LoadError(f"{text!r} names no model: write timm:resnet18 or hf:path/to/directory", slug="bad-target")
         module = "timm" if hub == "timm" else "transformers"
+        folder, _, method = name.rpartition(":")
+        if hub == "hf" and folder and method.isidentifier():
+            return Target(text, None, module, method, (folder,), {}, hub)
         return Target(text, None, module, None, (name, *args), kwargs, hub)
+    if Path(text).suffix == PROGRAM:
+        if not Path(text).is_file():
+            raise LoadError(f"{text} does not exist: check the path (from {Path.cwd()})", slug="missing-target")
+        return Target(text, None, "torch", None, (text,), {}, "program")
     match = _SYMBOL.fullmatch(text)
     where, symbol = (match["where"], match["symbol"]) if match else (text, None)
     called, args, kwargs = _split_call(symbol) if symbol else (None, (), {})
@@ -205,6 +227,10 @@ def _existing_file(path: Path) -> Path:
     if (path / "__init__.py").is_file():
         path = path / "__init__.py"
     if path.is_dir():
+        if (path / HUB_FILE).is_file():
+            return (path / HUB_FILE).resolve()
+        if any((path / name).is_file() for name in MARKERS):
+            raise LoadError(f"{path} is a model's directory: write hf:{path}", slug="directory-target")
         scripts = sorted(p.name for p in path.glob("*.py"))[:3]
         example = f", for example {path / scripts[0]}" if scripts else ""
         raise LoadError(
@@ -213,9 +239,27 @@ def _existing_file(path: Path) -> Path:
     if not path.exists():
         raise LoadError(f"{path} does not exist: check the path (from {Path.cwd()})", slug="missing-target")
     if path.suffix != ".py":
+        if path.suffix == PROGRAM:
+            raise LoadError(f"an exported program has no symbols: write {path}", slug="bad-target")
+        if _is_torchscript(path):
+            hint = (
+                "write a model.py whose get_model() builds the Python model and loads the weights: "
+                f"model.load_state_dict(torch.jit.load({path.name!r}).state_dict())"
+            )
+            said = f"{path} is a TorchScript file, whose compiled code cannot run in other precisions"
+            raise LoadError(f"{said}: {hint}", slug="bad-target")
         hint = "name the .py file that builds the model and pass weights with --weights"
         raise LoadError(f"{path} is not a Python file: {hint}", slug="bad-target")
     return path.resolve()
+
+
+def _is_torchscript(path: Path) -> bool:
+    """Whether a file is an archive that `torch.jit.save` wrote: it contains code and constants."""
+    if not is_zipfile(path):
+        return False
+    with ZipFile(path) as archive:
+        names = archive.namelist()
+    return any(name.endswith("/constants.pkl") for name in names) and any("/code/" in name for name in names)
 
 
 def _module_name(path: Path) -> str:

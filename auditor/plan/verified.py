@@ -80,7 +80,8 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
     if expected.graded is not None and answer.graded is not None:
         graded = [(on_cpu(expected.graded), answer.graded)]
     try:
-        error, enabled = (worst_of([distance(*pair) for pair in some]) for some in (pairs, graded))
+        by_batch = [distance(*pair) for pair in pairs]
+        error, enabled = worst_of(by_batch), worst_of([distance(*pair) for pair in graded])
     except MeasureError as refused:
         return _record_run(model, plan, failure=str(refused))
     if graded:
@@ -101,6 +102,7 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
         joint=joint if math.isfinite(joint) else None,
         apart=measure_outliers(pairs),
         with_gradients=enabled if graded and is_finite else None,
+        by_batch=tuple(one if math.isfinite(one) else None for one in by_batch) if len(by_batch) > 1 else (),
         noise=noise.error,
         floor=noise.floor if noise.floor > model.yardstick.budget else 0.0,
         ungraded=model.noise.graded if isinstance(model.noise.graded, str) else None,

@@ -27,6 +27,7 @@ from .measure import (
 from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
 from .quantization import QuantizedLayer, QuantizedPlan
 from .repair import Repair
+from .repeats import RepeatedCalls
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
@@ -176,6 +177,9 @@ class Audit:
         FileField("[plans](quantization.md#plans) of schemes: a plan per scheme, and a mixed plan"),
     ] = ()
     command: Annotated[str, MeasurementField("the command or function call that made the audit")] = ""
+    repeats: Annotated[
+        tuple[RepeatedCalls, ...], MeasurementField("error under the recommended plan over repeated calls")
+    ] = ()
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()
 

@@ -22,7 +22,8 @@ Progress = Callable[[str, str, int, int], None]
 
 @dataclass(frozen=True)
 class Origin:
-    """How `patched_model.py` builds the model. kind: factory | instance | class | spec.
+    """How `patched_model.py` builds the model. kind: factory | instance | class | spec | program
+    (an exported program, which the symbol loads).
 
     path: the model's file; None for an installed module or a hub model. module: `__module__` of its classes. folder: a
     directory that is passed to the symbol before `init_args`. digest: SHA-256 of the file. words: arguments for the

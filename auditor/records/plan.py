@@ -213,6 +213,10 @@ class Verification:
     nonfinite: Annotated[NonFinite | None, FileField("first operation that returns Inf or NaN; `null`: none")] = None
     batches: Annotated[int, FileField("number of batches that were run", least=1)] = 1
     allowed: Annotated[float | None, FileField("largest error that was allowed; `null`: unknown")] = None
+    by_batch: Annotated[
+        tuple[float | None, ...],
+        FileField("error of each batch, in order, if there are several; `null`: Inf or NaN"),
+    ] = ()
 
     @property
     def finite(self) -> bool:

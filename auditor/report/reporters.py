@@ -19,6 +19,7 @@ from .generation import generation_lines, generation_section
 from .ledger import headline, ledger_section
 from .origins import decision_words, decisions_section, origins
 from .quantization import quantization_lines, quantization_section
+from .repeats import repeats_lines, repeats_section
 from .table import table
 from .training import training_section, training_words
 from .view import ReportView, method, next_step
@@ -213,6 +214,7 @@ def html(audit: Audit) -> str:
         snippets=plans.snippets(audit),
         more_ways=plans.more_ways(audit),
         optional={
+            "repeats": ("Error over repeated calls", repeats_lines(audit)[:1], repeats_section(audit)),
             "decisions": ("Decisions inside the model", [decision_words(audit)], decisions_section(audit)),
             "ledger": ("Dtypes, and what decided them", [headline(audit.findings)], ledger_section(audit)),
             "generation": ("Tokens", generation_lines(audit)[:1], generation_section(audit)),

@@ -7,11 +7,12 @@ from typing import Any
 from ..artefact.libraries import LIBRARIES, code_of, quantized_plan
 from ..document.read import audit_in
 from ..errors import AuditorError
+from .diffusion import DIFFUSERS, component_of
 from .offer import code_for
 from .storage import FSDP2, HUGGING_FACE
 from .trainers import GRADSCALER, LIGHTNING
 
-TOOLS = {"hf": HUGGING_FACE, "fsdp2": FSDP2, "lightning": LIGHTNING, "gradscaler": GRADSCALER}
+TOOLS = {"hf": HUGGING_FACE, "fsdp2": FSDP2, "lightning": LIGHTNING, "gradscaler": GRADSCALER, "diffusers": DIFFUSERS}
 
 
 def snippet(plan: Any, tool: str, name: str | None = None) -> str:
@@ -32,8 +33,12 @@ def snippet(plan: Any, tool: str, name: str | None = None) -> str:
 
 
 def snippets(plan: Any, name: str | None = None) -> dict[str, str]:
-    """{tool: its snippet} for every tool that can use plans of this kind. Raises: PlanError."""
+    """{tool: its snippet} for every tool that can use plans of this kind; diffusers only for its own components.
+
+    Raises: PlanError.
+    """
     audit = audit_in(plan)
     if any(name == plan.name for plan in audit.quantized_plans):
         return {key: code_of(audit, library, quantized_plan(audit, name)) for key, library in LIBRARIES.items()}
-    return {key: code_for(audit, tool, name) for key, tool in TOOLS.items()}
+    tools = {key: tool for key, tool in TOOLS.items() if tool is not DIFFUSERS or component_of(audit) is not None}
+    return {key: code_for(audit, tool, name) for key, tool in tools.items()}

@@ -1,5 +1,6 @@
 """Whole audits under criteria: what the files say is what the patched model does, by hand and by definition."""
 
+import math
 from functools import cache
 from html import unescape
 from pathlib import Path
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.cli import main
+from auditor.errors import CallbackError
 from auditor.records import Audit
 from auditor.report.reporters import REPORTERS
 from auditor.report.view import ReportView
+from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
@@ -252,3 +255,56 @@ def test_an_output_far_worse_than_the_rest_is_named() -> None:
     assert sentence in headline
     assert "--criterion 'small: rel_l2 <= 0.01'" in headline
     assert "on its own" not in ReportView(own).headline
+
+
+class Picture(nn.Module):
+    """A small decoder of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.last(self.first(z).relu()).tanh().clamp(-1, 1)
+
+
+def likeness(reference: list[Tensor], candidate: list[Tensor]) -> float:
+    return 1 - float((reference[0] - candidate[0]).abs().mean())
+
+
+def decibels(reference: list[Tensor], candidate: list[Tensor]) -> float:
+    error = float((reference[0] - candidate[0]).square().mean())
+    return math.inf if error == 0 else -10 * math.log10(error)
+
+
+@pytest.mark.parametrize("metric", [likeness, decibels])
+def test_a_metric_of_which_higher_values_are_better(metric: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metric, "higher_is_better", True, raising=False)
+    options: dict[str, Any] = {"formats": "bf16", "strategies": "autocast", "device": "cpu"}
+    model, z = seeded(Picture), normal(1, 4, 16, 16)
+    audit = auditor.audit(model, z, metric=metric, max_error=0.05, **options)
+    assert audit.metric == f"loss of {metric.__name__}"
+    assert audit.plan is not None
+    assert audit.plan.measured_error is not None
+    assert 0 < audit.plan.measured_error < 0.05
+    strict = auditor.audit(model, z, metric=metric, max_error=audit.plan.measured_error / 2, **options)
+    assert strict.plan is None or strict.plan.measured_error is not None
+    assert strict.plan is None or strict.plan.measured_error < audit.plan.measured_error
+
+
+def test_a_metric_that_is_large_for_equal_outputs_names_the_remedy() -> None:
+    with refused(CallbackError, "bad-callback", "returned 1 for equal outputs", "likeness.higher_is_better = True"):
+        auditor.audit(seeded(Picture), normal(1, 4, 16, 16), metric=likeness, formats="bf16", device="cpu")
+
+
+def test_an_image_gets_a_hint_at_perceptual_measures() -> None:
+    audit = auditor.audit(seeded(Picture), normal(1, 4, 16, 16), formats="bf16", strategies="autocast", device="cpu")
+    (proposal,) = audit.proposals
+    assert proposal.criterion == "output: psnr >= 40"
+    assert "LPIPS" in proposal.because
+
+
+def test_a_denoiser_has_no_logits() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)).eval()
+    audit = auditor.audit(model, normal(2, 8), formats="bf16", strategies="autocast", device="cpu")
+    assert audit.proposals == ()

@@ -10,7 +10,7 @@ import torch
 from auditor.cli import main
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
-from auditor.loading.discover import weights_of
+from auditor.loading.doors import weights_of
 from auditor.offload.limit import resident
 from tests.support.refusing import refused
 from tests.unit.loading.conftest import TINY

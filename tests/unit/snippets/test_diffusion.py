@@ -1,0 +1,66 @@
+"""Plans in pipelines of diffusers."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from auditor.snippets import snippet, snippets
+from tests.support.patching import scope
+from tests.support.snippets import document, pasted
+
+LOW = {"": scope("fp16")}
+PLANS = {"autocast_fp16": LOW, "cast_fp16": LOW}
+
+
+def audit_of(target: str) -> dict[str, Any]:
+    content = document(PLANS, "autocast_fp16")
+    content["subject"]["target"] = target
+    return content
+
+
+@pytest.mark.parametrize(
+    ("target", "folder", "component"),
+    [
+        ("hf:models/sd/unet", "models/sd", "unet"),
+        ("hf:sd/vae:decode", "sd", "vae"),
+        ("hf:org/name/transformer@main", "org/name", "transformer"),
+        ("diffusers.models.autoencoders.autoencoder_kl:AutoencoderKL", "path/to/pipeline", "vae"),
+    ],
+)
+def test_the_component_is_the_audited_one(target: str, folder: str, component: str) -> None:
+    code = snippet(audit_of(target), "diffusers")
+    assert f"from_pretrained({folder!r}" in code
+    assert f"patched_model.apply(pipe.{component}, plan='autocast_fp16')" in code
+    assert "diffusers" in snippets(audit_of(target))
+
+
+def test_other_models_get_it_only_if_asked_for() -> None:
+    content = audit_of("model.py:Net")
+    assert "diffusers" not in snippets(content)
+    assert "pipe.unet" in snippet(content, "diffusers")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_code_runs_in_a_pipeline(plan: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    unet = diffusers.UNet2DModel(
+        sample_size=8,
+        block_out_channels=(8, 8),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D",) * 2,
+        up_block_types=("UpBlock2D",) * 2,
+    )
+    original = diffusers.DDPMPipeline(unet, diffusers.DDIMScheduler())
+    original.save_pretrained(tmp_path)
+    code = snippet(audit_of(f"hf:{tmp_path}/unet"), "diffusers", plan)
+    pipe = pasted(code, monkeypatch, unet, PLANS)["pipe"]
+    ran = list[torch.dtype]()
+    pipe.unet.conv_out.register_forward_hook(lambda module, inputs, output: ran.append(output.dtype))
+    how: dict[str, Any] = {"num_inference_steps": 2, "output_type": "np"}
+    images = pipe(generator=torch.Generator().manual_seed(0), **how).images
+    expected = original(generator=torch.Generator().manual_seed(0), **how).images
+    assert ran == [torch.float16] * 2
+    assert abs(images - expected).max() < 0.05
+    assert (images != expected).any()
