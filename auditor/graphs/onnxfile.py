@@ -90,7 +90,8 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
 def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
     """Export one program to ONNX bytes. Raises: errors of torch's exporter and of the checker."""
     assert plan.program is not None
-    with quietly():
+    # With gradients enabled, attention returns other strides, and the exporter writes a `view` that does not fit them.
+    with quietly(), torch.no_grad():
         program = torch.export.load(io.BytesIO(audit.programs[plan.program.file]))
         how: dict[str, Any] = {"dynamo": True, "verbose": False, "optimize": False}
         made = torch.onnx.export(program, custom_translation_table=_TRANSLATIONS, **how)

@@ -73,12 +73,15 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
 def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
     """The plan with its artefact's outputs compared with FP32's, or with the reason why it returned none.
 
+    An exported program that only raises with gradients enabled is judged without: programs are for inference.
     Raises: torch.OutOfMemoryError if a GPU ran out of memory in that run.
     """
     if isinstance(answer, str):
         if bench.options.native and said_no_memory(answer):
             raise torch.OutOfMemoryError(answer)  # no result about the plan
         return _record_run(bench, plan, failure=answer)
+    if answer.ungraded is not None and plan.program is None:
+        return _record_run(bench, plan, failure=f"with gradients enabled, {answer.ungraded}")
     distance, noise = bench.yardstick.distance, bench.noise.found
     pairs, graded = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)], list[Pair]()
     if expected.graded is not None and answer.graded is not None:
@@ -107,7 +110,7 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
         with_gradients=enabled if graded and is_finite else None,
         noise=noise.error,
         floor=noise.floor if noise.floor > bench.yardstick.budget else 0.0,
-        ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
+        ungraded=answer.ungraded or (bench.noise.graded if isinstance(bench.noise.graded, str) else None),
         nonfinite=None if is_finite or plan.program else locate_nonfinite(bench, policy_of(bench.capture, plan)),
     )
 
