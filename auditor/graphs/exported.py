@@ -61,6 +61,7 @@ def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
     Raises: PlanError(slug="cannot-export") for a model that torch.export rejects.
     """
     wrapped = _Plain(model, batch[1])
+    batch = over_tensors(torch.Tensor.contiguous, batch)  # torch.export would require the same strides of all inputs
 
     def agrees(program: ExportedProgram) -> bool:
         """Whether the program agrees with the model on the audited batch and on the doubled batch. Raises: errors of

@@ -269,6 +269,7 @@ class Onnx:
     program_error: Annotated[float | None, FileField("relative L2 error of the plan's exported program")]
     failure: Annotated[str | None, FileField("why the runtime failed, in one line; `null`: it succeeded")] = None
     rounded_error: Annotated[float | None, FileField("error with all values rounded to the format, as on GPUs")] = None
+    note: Annotated[str, FileField('which exporter wrote the file, if the first one failed; `""`: the first')] = ""
 
 
 @dataclass(frozen=True)

@@ -257,6 +257,8 @@ def _onnx(plan: Plan, onnx: Onnx) -> str:
     ends = "FP32" if onnx.ends == "fp32" else low
     said = f". {onnx.file} has {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32; its inputs and outputs are {ends}"
     lacking = f". No error of the file itself was measured: {onnx.failure}" if onnx.error is None else ""
+    if onnx.note:
+        lacking += f". {sentence(onnx.note)}"
     return said + lacking + (f". Relative L2 error: {'; '.join(told)}" if told else "")
 
 
