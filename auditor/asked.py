@@ -23,7 +23,7 @@ class Command(Settings):
     """All settings of an audit, and options of the command line only."""
 
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
-    """the model's inputs: `f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, `prompts.txt`, or shapes such as
+    """the model's inputs: `f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, `prompts.txt`, `chats.jsonl`, or shapes such as
     `'x:float32[1,3,224,224] ids:int64[1,16]<1000'` (`<1000`: values below 1000)"""
     weights: Annotated[str | None, Option(shown="F", path="path")] = None
     """a checkpoint: a safetensors file, the index of a sharded checkpoint, or a torch file that contains only tensors"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import PlanError
@@ -33,18 +33,24 @@ KINDS = {
 """{operation: kind of its layer}; operations not listed are transposed convolutions."""
 
 
+EXPERT = re.compile(r"\.experts\.\d+(?=\.|$)")
+"""The part of a path that numbers the experts of a layer."""
+
+
 @dataclass(frozen=True)
 class Library:
     """A quantization library. is_nan_on_zeros: whether a row or block of zeros becomes NaN in it, in schemes with a scale
     of zero. kinds: function from a scheme to the kinds of layers that the library quantizes under it.
     render: code for layers {path: scheme}, and for linear layers kept in 16 bits. notes: {start of a scheme's name:
-    what differs in the library}."""
+    what differs in the library}. joined: names of layers of one module that the library joins into one layer, and so
+    quantizes in one scheme."""
 
     title: str
     kinds: Callable[[Scheme], tuple[str, ...]]
     render: Callable[[Mapping[str, str], list[str]], str]
     notes: Mapping[str, str]
     is_nan_on_zeros: bool = False
+    joined: tuple[tuple[str, ...], ...] = ()
 
     @property
     def file(self) -> str:
@@ -119,6 +125,15 @@ def _expressible(
             bounded = scheme in FLOORED and zeros.get(path) == "activation"
             if path in zeros and path not in left and not bounded:
                 left[path] = f"{scheme}, a row or block of zeros becomes NaN"
+    for group in _joined_groups(kinds, library):
+        schemes = {None if path in left else plan.layers.get(path) for path in group}
+        if len(schemes) > 1:
+            names = " and ".join(path.rpartition(".")[2] for path in group)
+            left |= {
+                path: f"one layer of {names}, which the plan treats differently"
+                for path in group
+                if plan.layers.get(path)
+            }
     tied = [tuple(name.removesuffix(".weight") for name in group) for group in audit.tied_parameters]
     for group in (*plan.groups, *tied):
         if first := next((path for path in group if path in left), None):
@@ -127,6 +142,19 @@ def _expressible(
     kept = {path for path, kind in kinds.items() if kind == "linear" and path not in layers}
     kept |= {name.rpartition(".")[0] for name in plan.left_out if name not in kinds and "." in name}
     return layers, sorted(kept), left
+
+
+def _joined_groups(paths: Iterable[str], library: Library) -> list[tuple[str, ...]]:
+    """Groups of layers that the library joins: by name within one module, and all experts of one module."""
+    known, groups = set(paths), dict[tuple[str, ...], list[str]]()
+    for path in sorted(known):
+        parent, _, name = path.rpartition(".")
+        for names in library.joined:
+            if name in names:
+                groups.setdefault((EXPERT.sub(".experts", parent), *names), []).append(path)
+        if library.joined and EXPERT.search(path):
+            groups.setdefault((EXPERT.split(path)[0],), []).append(path)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
 def _zero_blocks(audit: Audit, plan: QuantizedPlan) -> dict[str, str]:

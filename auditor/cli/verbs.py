@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import DirectoryPath, Field, TypeAdapter
 
 from .. import fleet, snippets
-from ..artefact.libraries import LIBRARIES
 from ..asked import LEVELS, OPTIONS, Command
 from ..document import compare, read
 from ..errors import AuditorError, suggest
@@ -166,7 +165,7 @@ class Snippet(Verb):
         ("snippet audits/model --for fsdp2", "for one tool"),
     )
     plan_file: PlanFile
-    tool: Annotated[str | None, Option(flag="--for", choices=lambda: (*snippets.TOOLS, *LIBRARIES))] = None
+    tool: Annotated[str | None, Option(flag="--for", choices=lambda: snippets.KNOWN)] = None
     """the tool that the code is for; by default all tools for this kind of plan"""
     plan: PlanName = None
     """name of the plan; by default the recommended plan if the tool can use it, else a verified plan for the tool"""

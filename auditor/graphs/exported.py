@@ -61,6 +61,7 @@ def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
     Raises: PlanError(slug="cannot-export") for a model that torch.export rejects.
     """
     wrapped = _Plain(model, batch[1])
+    batch = over_tensors(torch.Tensor.contiguous, batch)  # torch.export would require the same strides of all inputs
 
     def agrees(program: ExportedProgram) -> bool:
         """Whether the program agrees with the model on the audited batch and on the doubled batch. Raises: errors of
@@ -85,6 +86,7 @@ def save_program(module: fx.GraphModule, of: ExportedModel) -> SavedProgram:
     """Serialize a graph in low precision. Raises: PlanError(slug="cannot-export") if torch.export cannot write the program."""
     try:
         program, fixed = _program(module, of.audited, of.fixed)
+        _allow_any_strides(program.graph_module)
         file = io.BytesIO()
         torch.export.save(program, file)
     except Exception as error:
@@ -183,7 +185,8 @@ def _is_plain(output: Any) -> bool:
 
 
 def _functional(program: ExportedProgram) -> fx.GraphModule:
-    """Remove in-place writes, redundant casts, inactive dropout, and checks of inputs and dtypes from the graph."""
+    """Remove in-place writes, redundant casts, inactive dropout, and checks of inputs and dtypes from the graph, and let
+    it run with kernels that return other strides."""
     if any(node.op == "call_function" and mutates(node.target) for node in program.graph.nodes):
         with torch.no_grad(), quietly():
             program = program.run_decompositions({})
@@ -204,8 +207,17 @@ def _functional(program: ExportedProgram) -> fx.GraphModule:
                 first.replace_all_uses_with(node)
                 module.graph.erase_node(first)
     module.graph.eliminate_dead_code()
-    module.recompile()
+    _allow_any_strides(module)
     return module
+
+
+def _allow_any_strides(module: fx.GraphModule) -> None:
+    """Replace each `view` by `reshape`, which returns the same entries for any strides. The tracer writes `view` where
+    the strides of its run allow it; attention returns other strides in FP16, with gradients, and in ONNX's translation.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=_aten.view.default):
+        node.target = _aten.reshape.default
+    module.recompile()
 
 
 def _same(node: fx.Node) -> fx.Node | None:

@@ -11,17 +11,21 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..errors import AuditorError, MeasureError, first_line, let_through, origin_of
 from ..isolation.answer import answer
 from ..isolation.process import quietly
+from ..numerics.entries import tensors_in
 from ..numerics.formats import dtype_name, dtype_of, label
 from ..numerics.metrics import output_error
 from ..plan.workbench import worst_of
-from ..records import Audit, Onnx, Plan
+from ..records import Audit, Batch, Onnx, Plan
 from ..verify.artefact import NotHandedOver, Verifier
-from ..verify.loaders import AS_IT_IS, ONNX, PROVIDER
+from ..verify.loaders import AS_IT_IS, ONNX, PROVIDER, ProgramModule
 from ..verify.running import Answers
+from .exported import INNER
+from .onnxgraph import attend, check_types, tidy
 
 with suppress(ImportError):  # `require` reports what is not installed
     import onnx
@@ -29,7 +33,6 @@ with suppress(ImportError):  # `require` reports what is not installed
     import onnxruntime
     from onnx_ir.passes import common
     from onnxscript import opset18
-    from onnxscript.optimizer import fold_constants
 
 _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
@@ -40,9 +43,11 @@ def _multiply(x: Any, y: Any, out_dtype: Any) -> Any:
     return operators.MatMul(*(operators.Cast(each, to=onnx.TensorProto.FLOAT) for each in (x, y)))
 
 
-_TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = dict.fromkeys(
-    (torch.ops.aten.mm.dtype, torch.ops.aten.bmm.dtype), _multiply
-)
+_TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.mm.dtype: _multiply,
+    torch.ops.aten.bmm.dtype: _multiply,
+    torch.ops.aten.scaled_dot_product_attention.default: attend,
+}
 
 
 def require() -> None:
@@ -70,37 +75,96 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
             slug="no-program",
         )
     require()
-    written, errors = dict[str, bytes](), dict[str, float | str]()
+    written, errors, notes = dict[str, bytes](), dict[str, float | str](), dict[str, str]()
     for name, plan in plans.items():
         try:
-            written[name] = _export_onnx(audit, plan, ends)
+            written[name], notes[name] = _export_onnx(audit, plan, ends)
         except Exception as error:
             let_through(error)
-            errors[name] = f"the ONNX model could not be written: {first_line(origin_of(error))[:200]}"
+            errors[name] = f"the ONNX model could not be written: {_reason(error)}"
     errors |= _run_models(audit, plans, written) if written else {}
     told = dict(audit.plans)
     for name, plan in plans.items():
         assert plan.program is not None
         result = _onnx_record(plan, ends, written.get(name), errors[name], errors.get(f"{name}{AS_IT_IS}"))
+        result = replace(result, note=notes.get(name, ""))
         told[name] = replace(plan, program=replace(plan.program, onnx=result))
     files = {f"{name}{ONNX}": content for name, content in written.items()}
     return replace(audit, plans=told, programs={**audit.programs, **files})
 
 
-def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
-    """Export one program to ONNX bytes. Raises: errors of torch's exporter and of the checker."""
+def _export_onnx(audit: Audit, plan: Plan, ends: str) -> tuple[bytes, str]:
+    """Export one program to ONNX bytes, with the first exporter whose file passes all checks; also why earlier exporters
+    failed, "" if none did. Raises: the first exporter's error if all fail."""
     assert plan.program is not None
-    with quietly():
-        program = torch.export.load(io.BytesIO(audit.programs[plan.program.file]))
-        how: dict[str, Any] = {"dynamo": True, "verbose": False, "optimize": False}
-        made = torch.onnx.export(program, custom_translation_table=_TRANSLATIONS, **how)
-        assert made is not None
-        model = tidy(made.model)
-        if ends == "low":
-            lower_ends(model, plan.format)
-        content = as_bytes(model)
-        onnx.checker.check_model(content, full_check=True)
-        return content
+    assert audit.live is not None
+    program, failed = torch.export.load(io.BytesIO(audit.programs[plan.program.file])), list[Exception]()
+    batch, any_size = audit.live.batches[0], plan.program.fixed is None
+    exporters: dict[str, Callable[[], Any]] = {
+        "": lambda: _by_program(program),
+        "of torch's core operations": lambda: _by_program(program.run_decompositions()),
+        "of TorchScript": lambda: _by_torchscript(program, batch, any_size),
+    }
+    for name, export in exporters.items():
+        # With gradients enabled, attention returns other strides, and the exporter writes a `view` that does not fit them.
+        try:
+            with quietly(), torch.no_grad():
+                content = _finish(export(), audit, plan, ends)
+        except Exception as error:
+            let_through(error)
+            failed.append(error)
+            continue
+        said = f"the exporter {name} wrote it, since the first one failed: {_reason(failed[0])}" if failed else ""
+        return content, said
+    raise failed[0]
+
+
+def _by_program(program: torch.export.ExportedProgram) -> Any:
+    """The ONNX model that torch's exporter makes of a program."""
+    how: dict[str, Any] = {"dynamo": True, "verbose": False, "optimize": False}
+    made = torch.onnx.export(program, custom_translation_table=_TRANSLATIONS, **how)
+    assert made is not None
+    return made.model
+
+
+class _Flat(ProgramModule):
+    """An exported program whose outputs are a tuple of tensors, which TorchScript can trace."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Run the program; return its output tensors."""
+        return tuple(pytree.tree_leaves(self.program(*args, **kwargs)))
+
+
+def _by_torchscript(program: torch.export.ExportedProgram, batch: Batch, any_size: bool) -> Any:
+    """The ONNX model that the older exporter traces. any_size: whether the first dimension of the inputs is variable."""
+    file = io.BytesIO()
+    args, kwargs = batch
+    names = [f"input_{index}" for index in range(len(tensors_in(batch)))]
+    axes = {name: {0: "batch"} for name in names} if any_size else None
+    how: dict[str, Any] = {"dynamo": False, "input_names": names, "dynamic_axes": axes, "opset_version": 20}
+    how |= {"kwargs": kwargs, "do_constant_folding": False}
+    torch.onnx.export(_Flat(program.module()), args, file, **how)  # type: ignore[arg-type]
+    model = onnx_ir.from_proto(onnx.load_from_string(file.getvalue()))
+    common.ShapeInferencePass()(model)
+    return model
+
+
+def _finish(model: Any, audit: Audit, plan: Plan, ends: str) -> bytes:
+    """Simplify an exported model, give it the requested inputs and outputs, and check its types. Raises: errors of the
+    checks."""
+    assert audit.live is not None
+    weights = {f"{INNER}.{name}": x for name, x in audit.live.model.state_dict(keep_vars=True).items()}
+    model = tidy(model, {name: x for name, x in weights.items() if isinstance(x, torch.Tensor)})
+    if ends == "low":
+        lower_ends(model, plan.format)
+    content = as_bytes(model)
+    onnx.checker.check_model(content, full_check=True)
+    check_types(onnx.load_from_string(content))
+    return content
+
+
+def _reason(error: Exception) -> str:
+    return first_line(origin_of(error))[:200]
 
 
 def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
@@ -159,29 +223,6 @@ def _onnx_record(
         failure,
         as_rounded if isinstance(as_rounded, float) else None,
     )
-
-
-def tidy(model: Any) -> Any:
-    """Fold constants and merge duplicates in the output of `torch.onnx.export(..., optimize=False)`.
-
-    The exporter's own optimizer replaces constants within 1e-8 of zero by zero, which removes an epsilon even in FP32.
-    """
-    common.InlinePass()(model)
-    fold_constants(model)
-    common.ShapeInferencePass()(model)
-    fold_constants(model)  # also folds casts to the type of another value, whose type is known by now
-    for tidy in (
-        common.RemoveUnusedNodesPass(),
-        common.RemoveUnusedOpsetsPass(),
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        common.DeduplicateInitializersPass(),
-        common.CommonSubexpressionEliminationPass(),
-        common.OutputFixPass(),
-        common.NameFixPass(),
-        common.ShapeInferencePass(),
-    ):
-        tidy(model)
-    return model
 
 
 def read(content: bytes) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 import re
@@ -17,26 +16,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..errors import LoadError, describe
+from ..errors import LoadError
 from ..isolation import in_eval
 from ..isolation.process import reseed
 from ..numerics.entries import extent, tensors_in
 from ..numerics.formats import dtype_name
 from ..records import Batch
 from . import diffusion_inputs
-from .sentence_inputs import TEXTS, features_of, is_sentence_model
+from .sentence_inputs import TEXTS, features_of
 from .state import convert_errors
 from .statedicts import read_tensors
 from .target import blame, call, named_in, parse, required_arguments, user_code
+from .texts import LINES, ROWS, read_texts, tokenize
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
-GRAMMAR = "write f.py:func, x.pt, x.safetensors, x.npz, prompts.txt, or shapes such as 'x:float32[1,3,224,224] ids:int64[1,16]<1000'"
+GRAMMAR = "write f.py:func, x.pt, x.safetensors, x.npz, prompts.txt, chats.jsonl, or shapes such as 'x:float32[1,3,224,224] ids:int64[1,16]<1000'"
 FORMS = (
     "return a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of such tuples or dicts"
 )
-TEXT = ".txt"
 LIKE_INPUTS = re.compile(r"(?!_|get_eval|get_init)\w*(inputs?|prompts?)$")
-SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", TEXT)
+SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", LINES, ROWS)
 MOST_BATCHES = 32
 """Maximum number of batches taken from an iterable such as a generator or DataLoader."""
 
@@ -79,9 +78,9 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
         if not path.is_file():
             raise LoadError(f"the inputs file {path} does not exist: check --inputs", slug="missing-inputs")
         with convert_errors(slug="bad-weights"):
-            if path.suffix == TEXT:
-                value: Any = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-                return Inputs(as_batches(tokenize(model, value), path.name), source)
+            if path.suffix in (LINES, ROWS):
+                value: Any = tokenize(model, read_texts(path))
+                return Inputs(as_batches(value, path.name), source)
             if path.suffix == ".npz":
                 try:
                     with np.load(path, allow_pickle=False) as arrays:
@@ -105,40 +104,10 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
         return Inputs(as_batches(tokenize(model, value), what), source)
 
 
-def tokenize(model: Any, value: Any) -> Any:
-    """Convert texts to token ids with the model's tokenizer, padded on the left; other values are returned unchanged.
-
-    Raises: LoadError(slug="bad-inputs") if the model has no tokenizer.
-    """
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
-        return value
-    if is_sentence_model(model):
-        return features_of(model, texts)
-    where = str(getattr(model, "name_or_path", ""))
-    try:
-        transformers: Any = importlib.import_module("transformers")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side="left", local_files_only=True)
-        if len(texts) > 1:
-            tokenizer.pad_token = _padding_token(tokenizer)
-        given = tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
-    except Exception as error:
-        raise LoadError(
-            f"text inputs need a tokenizer in the folder of the model's weights ({describe(error)}): give token ids",
-            "bad-inputs",
-        ) from error
-    return {name: x for name, x in given.items() if name in inspect.signature(model.forward).parameters}
-
-
-def _padding_token(tokenizer: Any) -> str:
-    """The tokenizer's padding token; base models such as GPT-2 have none, and then any token will do, since the attention
-    mask hides it."""
-    special = (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)
-    return next((str(token) for token in special if token), "") or str(tokenizer.convert_ids_to_tokens(0))
-
-
-def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:
-    return as_batches(call(value, what, "inputs-raise") if callable(value) else value, what)
+def named_inputs(value: Any, what: str, model: nn.Module) -> tuple[Batch, ...]:
+    """The batches of a value or a function of the user's file; texts and chats become token ids."""
+    value = call(value, what, "inputs-raise") if callable(value) else value
+    return as_batches(tokenize(model, value), what)
 
 
 def from_model(model: nn.Module, seed: int) -> Inputs:

@@ -254,16 +254,17 @@ def _find_inputs(
     reseed(seed)
     held_out = spec.get("eval_inputs") if spec else getattr(module, "get_eval_inputs", None)
     what = "audit_spec()" if spec else f"get_eval_inputs() in {target.label}"
-    unseen = () if held_out is None else inputs.named_inputs(held_out, what)
+    unseen = () if held_out is None else inputs.named_inputs(held_out, what, model)
     if text:
         return inputs.from_argument(text, model, seed), unseen
     if spec:
-        batches = inputs.as_batches(spec["inputs"], "audit_spec()")
+        batches = inputs.named_inputs(spec["inputs"], "audit_spec()", model)
         return inputs.Inputs(batches, f"{target.label}:audit_spec"), unseen
     reseed(seed)
     for name in ("get_inputs", "example_inputs"):  # a value or a function
         if (value := getattr(module, name, None)) is not None:
-            batches = inputs.named_inputs(value, f"{name}{'()' if callable(value) else ''} in {target.label}")
+            what = f"{name}{'()' if callable(value) else ''} in {target.label}"
+            batches = inputs.named_inputs(value, what, model)
             return inputs.Inputs(batches, f"{target.label}:{name}"), unseen
     return inputs.from_model(model, seed), unseen
 

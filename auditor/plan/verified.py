@@ -69,12 +69,15 @@ def _unrunnable(model: MeasuredModel, plan: Plan) -> Plan:
 def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
     """The plan with its artefact's outputs compared with FP32's, or with the reason why it returned none.
 
+    An exported program that only raises with gradients enabled is judged without: programs are for inference.
     Raises: torch.OutOfMemoryError if a GPU ran out of memory in that run.
     """
     if isinstance(answer, str):
         if model.options.native and said_no_memory(answer):
             raise torch.OutOfMemoryError(answer)  # no result about the plan
         return _record_run(model, plan, failure=answer)
+    if answer.ungraded is not None and plan.program is None:
+        return _record_run(model, plan, failure=f"with gradients enabled, {answer.ungraded}")
     distance, noise = model.yardstick.distance, model.noise.found
     pairs, graded = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)], list[Pair]()
     if expected.graded is not None and answer.graded is not None:
@@ -105,7 +108,7 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
         by_batch=tuple(one if math.isfinite(one) else None for one in by_batch) if len(by_batch) > 1 else (),
         noise=noise.error,
         floor=noise.floor if noise.floor > model.yardstick.budget else 0.0,
-        ungraded=model.noise.graded if isinstance(model.noise.graded, str) else None,
+        ungraded=answer.ungraded or (model.noise.graded if isinstance(model.noise.graded, str) else None),
         nonfinite=None if is_finite or plan.program else locate_nonfinite(model, policy_of(model.capture, plan)),
     )
 

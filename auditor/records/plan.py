@@ -207,7 +207,9 @@ class Verification:
         Mapping[str, float], FileField("by output: its error, only if over 10 times the error of all outputs together")
     ] = empty()
     with_gradients: Annotated[float | None, FileField("`measured_error` with gradients on; `null`: not run")] = None
-    ungraded: Annotated[str | None, FileField("exception of the FP32 model with gradients on; `null`: none")] = None
+    ungraded: Annotated[
+        str | None, FileField("exception with gradients on, of a program or the FP32 model; `null`: none")
+    ] = None
     noise: Annotated[float | None, FileField("difference between FP32 runs, which limits errors' accuracy")] = None
     floor: Annotated[float, FileField("errors up to this value count as noise: three times `noise`, or 0")] = 0.0
     nonfinite: Annotated[NonFinite | None, FileField("first operation that returns Inf or NaN; `null`: none")] = None
@@ -270,6 +272,7 @@ class Onnx:
     program_error: Annotated[float | None, FileField("relative L2 error of the plan's exported program")]
     failure: Annotated[str | None, FileField("why the runtime failed, in one line; `null`: it succeeded")] = None
     rounded_error: Annotated[float | None, FileField("error with all values rounded to the format, as on GPUs")] = None
+    note: Annotated[str, FileField('which exporter wrote the file, if the first one failed; `""`: the first')] = ""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,9 @@ def _verdict(plan: Plan, budget: float, noun: str) -> tuple[str, str]:
     if ran.with_gradients is not None and not ran.with_gradients <= allowed:
         return "over budget", f"{noun} {ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
     where = f" on {inputs_of(ran)}, {'on a GPU' if ran.execution == 'native' else 'with emulated GPU arithmetic'}"
-    if ran.ungraded:
+    if ran.ungraded and plan.program is not None:
+        where += f"; for inference only: with gradients enabled the program raises {ran.ungraded}"
+    elif ran.ungraded:
         where += f"; not run with gradients enabled, since the FP32 model then raises {ran.ungraded}"
     if max(ran.measured_error, ran.with_gradients or 0.0) > budget:
         floor = f"at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
@@ -255,6 +257,8 @@ def _onnx(plan: Plan, onnx: Onnx) -> str:
     ends = "FP32" if onnx.ends == "fp32" else low
     said = f". {onnx.file} has {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32; its inputs and outputs are {ends}"
     lacking = f". No error of the file itself was measured: {onnx.failure}" if onnx.error is None else ""
+    if onnx.note:
+        lacking += f". {sentence(onnx.note)}"
     return said + lacking + (f". Relative L2 error: {'; '.join(told)}" if told else "")
 
 

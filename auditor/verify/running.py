@@ -81,10 +81,11 @@ def said_no_memory(failure: str) -> bool:
 @dataclass(frozen=True)
 class Answers:
     """The outputs of a patched model, on the CPU: a list of tensors for each batch. graded: outputs of another run on
-    the first batch, outside `torch.no_grad()`; None if not requested."""
+    the first batch, outside `torch.no_grad()`; None if not requested, or if that run raised the exception `ungraded`."""
 
     outputs: list[list[torch.Tensor]]
     graded: list[torch.Tensor] | None = None
+    ungraded: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Runs:
                 graded = answer(model, self.batches[0], seed=self.seed, around=around, gradients=True)
             except Exception as error:
                 let_through(error, memory=False)
-                return f"with gradients enabled, {failure_of(error)}"
+                return Answers(outputs, ungraded=failure_of(error))
             return Answers(outputs, [x.cpu() for x in graded])
 
         return self._run_or_reason(plan, ieee(), run)

@@ -375,7 +375,7 @@ def test_a_plan_that_torchao_cannot_apply_here_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tool", "slug"), [("nope", "torchao", "no-such-plan"), ("int8", "vllm", "no-such-tool")]
+    ("name", "tool", "slug"), [("nope", "torchao", "no-such-plan"), ("int8", "sglang", "no-such-tool")]
 )
 def test_unknown_names_are_refused(name: str, tool: str, slug: str) -> None:
     with refused(AuditorError, slug):

@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import auditor
 from auditor.graphs.exported import export_model
-from auditor.graphs.onnxfile import _TRANSLATIONS, as_bytes, tidy, with_onnx
+from auditor.graphs.onnxfile import _TRANSLATIONS, as_bytes, with_onnx
+from auditor.graphs.onnxgraph import tidy
 from auditor.graphs.operations import table_of
 from auditor.graphs.stage import _multiply, lower_operations
 from auditor.plan.recommend import kept_apart

@@ -15,7 +15,8 @@ from onnx import TensorProto, checker, helper
 import auditor
 from auditor.errors import AuditorError
 from auditor.graphs import onnxfile
-from auditor.graphs.onnxfile import as_bytes, count_operations, insert_rounding, lower_ends, read, tidy, with_onnx
+from auditor.graphs.onnxfile import as_bytes, count_operations, insert_rounding, lower_ends, read, with_onnx
+from auditor.graphs.onnxgraph import tidy
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
 from auditor.records.audit import Audit
@@ -93,6 +94,25 @@ def test_what_cannot_be_written_is_one_line(audit: Audit, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.onnx, "export", fails)
     programs = [plan.program for plan in with_onnx(audit).plans.values() if plan.program]
     assert {one.onnx.failure for one in programs} == {"the ONNX model could not be written: no such"}
+
+
+def test_an_exporter_that_fails_is_followed_by_the_next_and_the_report_says_so(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = torch.onnx.export
+
+    def fails(*given: Any, dynamo: bool, **others: Any) -> Any:
+        if dynamo:
+            raise RuntimeError("no such operation")
+        return export(*given, dynamo=dynamo, **others)
+
+    monkeypatch.setattr(torch.onnx, "export", fails)
+    plan = with_onnx(audit).plans["graph_fp16"]
+    said = plan.program.onnx
+    assert said.note == "the exporter of TorchScript wrote it, since the first one failed: no such operation"
+    assert said.failure is None
+    assert 0 < said.error <= 0.01
+    assert "The exporter of TorchScript wrote it" in program_line(plan)
 
 
 def test_what_is_missing_is_one_line(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:

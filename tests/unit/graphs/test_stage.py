@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -17,7 +18,7 @@ import auditor
 from auditor.document.live import read_plans
 from auditor.errors import PlanError
 from auditor.graphs import stage
-from auditor.graphs.exported import export_model
+from auditor.graphs.exported import export_model, save_program
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
 from auditor.numerics.nodes import mutates
@@ -187,6 +188,27 @@ def test_nothing_is_written_in_place_and_no_cast_changes_nothing() -> None:
     names = {str(node.target) for node in called}
     assert "aten.batch_norm.default" in names
     assert not names & {"aten.to.dtype", "aten.dropout.default"}
+
+
+def attention(x: Tensor) -> Tensor:
+    """Its reshape can be a `view` only where the kernel returns the strides of the queries; kernels for gradients do not."""
+    heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+    distance = torch.arange(3.0)[:, None] - torch.arange(3.0)
+    mixed = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=distance.expand(x.shape[0], 2, 3, 3))
+    return mixed.transpose(1, 2).reshape(x.shape[0], 3, 8)
+
+
+def test_a_program_runs_with_kernels_that_return_other_strides() -> None:
+    x = torch.randn(2, 3, 8)
+    exported = export_model(Function(attention), ((x,), {}))
+    saved = save_program(exported.graph_module, exported)
+    program = torch.export.load(io.BytesIO(saved.content))
+    assert not program.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default)
+    for enabled in (False, True):
+        with torch.set_grad_enabled(enabled):
+            graph, loaded, expected = (run(x) for run in (exported.graph_module, program.module(), attention))
+        torch.testing.assert_close(graph, expected)
+        torch.testing.assert_close(loaded, expected)
 
 
 def test_a_size_that_the_model_fixes_is_said() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.loading.inputs import tokenize
+from auditor.loading.texts import tokenize
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

@@ -20,7 +20,7 @@ from auditor.numerics.metrics import output_error
 from auditor.plan.all_low import run_all_low
 from auditor.plan.verified import judge_answers, today_of
 from auditor.plan.workbench import Workbench
-from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
+from auditor.records import Noise, Plan, Program, ScopeChoice, TimeAndMemory, Times, Verification
 from auditor.verify import running
 from auditor.verify.running import Answers, compare_times
 from tests.support.capturing import Function
@@ -86,6 +86,20 @@ def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:
     assert "with gradients enabled" in str(plan.verification.failure)
     assert judged_with_gradients(0.001, 0.0029).is_verified
     assert judged_with_gradients(math.nan, 0.5).measured_error is None
+
+
+def test_a_program_that_raises_with_gradients_alone_is_for_inference_and_another_plan_has_failed() -> None:
+    bench, output = bench_with(output_error), [[torch.ones(1)]]
+    answer = Answers(output, ungraded="RuntimeError: no")
+    failed = judge_answers(bench, BASE, Answers(output, output[0]), answer)
+    assert not failed.is_verified
+    assert failed.verification.failure == "with gradients enabled, RuntimeError: no"
+    program = judge_answers(bench, replace(BASE, program=Program("p.pt2", 1, 1, 0)), Answers(output, output[0]), answer)
+    assert program.is_verified
+    assert program.verification.ungraded == "RuntimeError: no"
+    assert "for inference only: with gradients enabled the program raises RuntimeError: no" in " ".join(
+        repr(program).split()
+    )
 
 
 def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:

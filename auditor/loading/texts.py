@@ -1,0 +1,135 @@
+"""Texts and chat messages as inputs: converts them to token ids with the tokenizer of the model's weights."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import LoadError, describe
+from .sentence_inputs import features_of, is_sentence_model
+
+LINES, ROWS = ".txt", ".jsonl"
+"""File suffixes: one text per line; one JSON string, or row with a text or a chat, per line."""
+
+MOST_ROWS = 32
+"""Maximum number of rows taken from a data set."""
+
+CHATS, TEXTS = ("messages", "conversation"), ("prompt", "text")
+"""Names of a row's entry with a chat or with a text, as data sets for language models have them."""
+
+Chat = list[Mapping[str, Any]]
+"""Messages with a role and a content."""
+
+
+def read_texts(path: Path) -> list[Any]:
+    """The texts and chats of a `.txt` or `.jsonl` file. Raises: LoadError(slug="bad-inputs") for a line that is no JSON."""
+    lines = [(number, line) for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)]
+    lines = [(number, line) for number, line in lines if line.strip()]
+    if path.suffix == LINES:
+        return [line for _, line in lines]
+    result = []
+    for number, line in lines:
+        try:
+            result.append(json.loads(line))
+        except ValueError as error:
+            said = (
+                f"line {number} of {path.name} is no JSON ({error}): write a JSON string, or an object with `messages`"
+            )
+            raise LoadError(said, slug="bad-inputs") from error
+    return result
+
+
+def tokenize(model: Any, value: Any) -> Any:
+    """Convert texts and chats to token ids with the model's tokenizer, padded on the left; return other values unchanged.
+
+    value: a text, a chat (a list of messages), a row of a data set with one of these, a list of them, or a data set.
+    A chat is formatted by the tokenizer's chat template, and the model's turn follows the last message of a user.
+    Raises: LoadError(slug="bad-inputs") if the model has no tokenizer, or its tokenizer no chat template.
+    """
+    names = _arguments(model)
+    rows = _rows(value, names)
+    if rows is None:
+        return value
+    if is_sentence_model(model) and all(isinstance(row, str) for row in rows):
+        return features_of(model, rows)
+    where = str(getattr(model, "name_or_path", ""))
+    try:
+        transformers: Any = importlib.import_module("transformers")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side="left", local_files_only=True)
+    except Exception as error:
+        said = f"text inputs need a tokenizer in the folder of the model's weights ({describe(error)}): give token ids"
+        raise LoadError(said, "bad-inputs") from error
+    chats = [row for row in rows if not isinstance(row, str)]
+    if chats and len(chats) < len(rows):
+        raise LoadError("the inputs mix texts and chats: give one of both", slug="bad-inputs")
+    if chats and not getattr(tokenizer, "chat_template", None):
+        said = f"the inputs are chat messages, and the tokenizer in {where} has no chat template: give texts"
+        raise LoadError(said, slug="bad-inputs")
+    try:
+        texts = [_format(tokenizer, chat) for chat in chats] or rows
+        if len(texts) > 1:
+            tokenizer.pad_token = _padding_token(tokenizer)
+        # a chat template writes the special tokens itself
+        given = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1, add_special_tokens=not chats)
+    except Exception as error:
+        raise LoadError(f"the tokenizer in {where} refused the inputs ({describe(error)})", "bad-inputs") from error
+    return {name: x for name, x in given.items() if name in names}
+
+
+def _arguments(model: Any) -> Mapping[str, Any]:
+    """The arguments of the model's forward; none if Python cannot say."""
+    try:
+        return inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _rows(value: Any, names: Mapping[str, Any]) -> list[Any] | None:
+    """The texts and chats in a value; None if it contains others. names: arguments of forward, which entries keep."""
+    if isinstance(value, str):
+        return [value]
+    if _is_chat(value):
+        return [value]
+    if isinstance(value, Mapping):
+        row = _of_row(value, names)
+        return row if isinstance(row, list) and not _is_chat(row) else None if row is None else [row]
+    if hasattr(value, "column_names"):  # a data set of the package `datasets`
+        value = list(itertools.islice(value, MOST_ROWS))
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    rows = [_of_row(row, names) if isinstance(row, Mapping) else row for row in value]
+    return rows if all(isinstance(row, str) or _is_chat(row) for row in rows) else None
+
+
+def _of_row(row: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
+    """The chat or the text of a row, or the list of its texts; None if the row has neither."""
+    for name in (*CHATS, *TEXTS):
+        entry = row.get(name)
+        is_list = isinstance(entry, list) and bool(entry) and all(isinstance(each, str) for each in entry)
+        if name not in names and (isinstance(entry, str) or is_list or _is_chat(entry)):
+            return entry
+    return None
+
+
+def _is_chat(value: Any) -> bool:
+    """Whether a value is a list of messages."""
+    is_list = isinstance(value, list | tuple) and bool(value)
+    return is_list and all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in value)
+
+
+def _format(tokenizer: Any, chat: Chat) -> str:
+    """A chat as the model reads it, up to the model's turn if a user spoke last."""
+    is_users = chat[-1]["role"] != "assistant"
+    return str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=is_users))
+
+
+def _padding_token(tokenizer: Any) -> str:
+    """The tokenizer's padding token; base models such as GPT-2 have none, and then any token will do, since the attention
+    mask hides it."""
+    special = (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)
+    return next((str(token) for token in special if token), "") or str(tokenizer.convert_ids_to_tokens(0))
