@@ -65,7 +65,7 @@ class Rehearse(WithTarget):
         from ..capture.regions import written_as_meant
         from ..loading.target import call, import_target, named_in, parse, user_code
         from ..rehearsal import rehearse
-        from ..rehearsal.loops import find_step
+        from ..rehearsal.loops import find_step, with_trainer
         from ..report import blocks, rehearsal
 
         target = parse(self.target)
@@ -81,6 +81,7 @@ class Rehearse(WithTarget):
             step = named_in(target, advice, "missing-target", self.seed)
             if target.text.endswith(")"):  # a function or class that returns the step, with literal arguments
                 step = call(step, target.text, "bad-step", *target.args, **target.kwargs)
+            step = with_trainer(step, module)
             batches: Any = None
             if name := self.batches or next((name for name in BATCHES if hasattr(module, name)), None):
                 where = parse(name) if ":" in name else replace(target, symbol=name)

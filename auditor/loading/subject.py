@@ -31,6 +31,7 @@ from .doors import build, needed_packages
 from .placement import beside
 from .state import held_outside, materialise, present, settle_precision
 from .target import Target, blame, import_target, parse, user_code
+from .texts import tokenize
 from .watch import Watch, ledger_of, watch_weights
 
 RANDOM_WEIGHTS = (
@@ -102,7 +103,7 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
 
     model, notes = _unwrap(model)
     _reject_unfit(model)
-    given = inputs.tokenize(model, given)
+    given = tokenize(model, given)
     try:
         return settle_precision(subject(arrays=False), check)
     except LoadError:

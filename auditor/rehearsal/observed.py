@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.nn.utils import clip_grad
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from ..capture.regions import region_now
@@ -18,6 +21,7 @@ from ..capture.source import kind_of, line_of, written_at
 from ..isolation.tensors import plain_torch
 from ..numerics.entries import entries, tensors_in
 from .result import StepFinding
+from .trials import EXPLAINED, OF_SCALE
 
 NODES = 4_000
 """Maximum number of nodes of a gradient's graph that are searched for a scaled loss and for FP16."""
@@ -75,6 +79,9 @@ class Observer:
         self._made = dict[int, tuple[int, str]]()  # {scaler made in a step: (step, line)}
         self._step, self._reads_scale, self._inner, self._depth = -1, False, "", 0
         self._stepped_at, self._has_update = "", False
+        self._zeroed = dict[torch.Tensor, str]()  # line of `zero_grad` since the last backward pass
+        self._scheduled = dict[int, str]()  # {optimizer: line of its schedule's step, before its own}
+        self._stepped = set[int]()  # optimizers that were stepped, or skipped
         self.root_scale = 1.0  # of the loss on which the step called `backward` last
         self._wrap()
 
@@ -82,6 +89,7 @@ class Observer:
         """Before each call of the user's step."""
         self._step += 1
         self._reads_scale, self._inner = False, ""
+        self._scheduled.clear()
         self.skipped.clear()
         self._scaled.clear()
         self._values.clear()
@@ -102,8 +110,16 @@ class Observer:
             )
         return value / scale
 
-    def finish(self, is_complete: bool) -> list[StepFinding]:
-        """The findings of the run. is_complete: whether no step raised."""
+    def rescale(self, factor: float) -> None:
+        """Multiply gradients that still carry the loss scale, before a step at another loss scale."""
+        with plain_torch():
+            for p, one in self._gradients.items():
+                if one.state == "scaled" and self._known(p) is not None and p.grad is not None:
+                    p.grad.mul_(factor)
+
+    def finish(self, is_complete: bool, tried: Iterable[StepFinding] = ()) -> list[StepFinding]:
+        """The findings of the run. is_complete: whether no step raised. tried: findings of trial steps; those on the loss
+        scale count only if no other finding explains them."""
         if is_complete and self._stepped_at and not self._has_update:
             self._report("no-update", NO_UPDATE, self._stepped_at)
         for optimizers in self._skips.values():
@@ -113,13 +129,17 @@ class Observer:
                 said = f"one GradScaler for several optimizers: {number} steps of {name} overflow, and each halves the loss"
                 said += f" scale of {' and '.join(others)} too: use one GradScaler for each"
                 self._report("shared-scaler", said, line)
+        is_explained = not EXPLAINED.isdisjoint(kind for kind, _ in self.findings)
+        for finding in tried:
+            if not is_explained or finding.kind not in OF_SCALE:
+                self.findings.setdefault((finding.kind, finding.line), finding)
         return [*self.findings.values()]
 
     def backward(self, original: Callable[..., Any], roots: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
         """Run torch.autograd's `backward` or `grad` as it is, and note the scale of the gradients that it adds to."""
         with plain_torch():
             scaler, is_fp16, factors = self._origin(roots)
-            line = self._line()
+            line = self.line()
         self.root_scale = self._scale_of(scaler)
         if not kwargs["accumulate_grad"]:
             if args[1]:  # create_graph
@@ -147,6 +167,7 @@ class Observer:
             identity = _identity(p)
             if p.grad is None or identity == identities.get(p):
                 continue
+            self._zeroed.pop(p, None)
             made = _Gradient(
                 state, identity, line, id(scaler) if scaler else None, is_fp16 and p.grad.dtype is torch.float32
             )
@@ -157,6 +178,7 @@ class Observer:
                 before = kept[p]
                 made.kept = before.kept or before.state == "used"
                 made.after_unscale = line if before.state == "unscaled" else before.after_unscale
+                made.updated = before.updated if before.state == "scaled" else ""
                 if before.state == made.state == "scaled" and before.scaler != made.scaler:
                     made.scaler = SEVERAL
                 elif before.state == "plain" and made.state == "scaled":  # the earlier loss lacks its scale
@@ -169,6 +191,8 @@ class Observer:
         states = {known.state: known for p in _parameters(optimizer) if (known := self._known(p))}
         name = type(optimizer).__name__
         direct = not self._depth
+        if direct:
+            self._check_order(optimizer)
         if direct and (known := states.get("scaled")):
             said = f"{name}.step() uses gradients that are still multiplied by the loss scale: call `scaler.step(optimizer)`"
             self._report("update-with-scaled-gradients", said)
@@ -187,6 +211,21 @@ class Observer:
             self._report("loss-divided-twice", said, line)
         self._divided.clear()
         self._set_state(optimizer, "used")
+
+    def _check_order(self, optimizer: Optimizer) -> None:
+        """Before an update: whether gradients were zeroed after the backward pass, or a schedule was stepped too early."""
+        self._stepped.add(id(optimizer))
+        name = type(optimizer).__name__
+        if line := self._scheduled.pop(id(optimizer), ""):
+            said = f"the schedule's `step()` runs before the step of {name}, and skips the first learning rate: call it after"
+            self._report("schedule-before-step", said, line)
+        parameters = [p for p in _parameters(optimizer) if p.requires_grad]
+        zeroed = next((self._zeroed[p] for p in parameters if p in self._zeroed), "")
+        with plain_torch():
+            is_zero = all(p.grad is None or not bool(entries(p.grad).any()) for p in parameters)
+        if zeroed and is_zero:
+            said = f"`zero_grad` runs between `backward` and the step of {name}, which gets no gradients: call it before `backward`"
+            self._report("gradients-zeroed", said, zeroed)
 
     def _note_inner(self, scaler: GradScaler | None, is_fp16: bool, line: str) -> None:
         if scaler:
@@ -223,7 +262,8 @@ class Observer:
             if p in self._gradients and p.grad is not None:
                 self._gradients[p].state, self._gradients[p].identity = state, _identity(p)
 
-    def _line(self) -> str:
+    def line(self) -> str:
+        """The user's line that runs; "" without one."""
         written = written_at(self._outermost)
         if written is None:
             return ""
@@ -232,7 +272,7 @@ class Observer:
 
     def _report(self, kind: str, text: str, line: str | None = None) -> None:
         if self._is_active():
-            line = self._line() if line is None else line
+            line = self.line() if line is None else line
             self.findings.setdefault((kind, line), StepFinding(kind, text, line, max(self._step, 0)))
 
     def _report_no_update(self, line: str) -> None:
@@ -248,12 +288,49 @@ class Observer:
 
         def new(kind: type[GradScaler], *args: Any, **kwargs: Any) -> GradScaler:
             scaler = object.__new__(kind)
-            self._made[id(scaler)] = self._step, self._line()
+            self._made[id(scaler)] = self._step, self.line()
             return scaler
 
         GradScaler.__new__ = staticmethod(new)  # type: ignore[method-assign, assignment]
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             _wrap_function(name, self._on_clip)
+        for holder in (Optimizer, nn.Module):
+            self._wrap_zero_grad(holder)
+        for kind in _subclasses(LRScheduler):
+            if "step" in vars(kind):
+                self._wrap_schedule(kind)
+
+    def _wrap_zero_grad(self, holder: Any) -> None:
+        original = holder.zero_grad
+
+        @functools.wraps(original)
+        def run(one: Any, *args: Any, **kwargs: Any) -> Any:
+            parameters = _parameters(one) if isinstance(one, Optimizer) else one.parameters()
+            waiting = [p for p in parameters if self._is_active() and self._is_waiting(p)]
+            self._zeroed.update(dict.fromkeys(waiting, self.line() if waiting else ""))
+            return original(one, *args, **kwargs)
+
+        holder.zero_grad = run
+
+    def _wrap_schedule(self, kind: Any) -> None:
+        original = vars(kind)["step"]
+
+        @functools.wraps(original)
+        def run(schedule: Any, *args: Any, **kwargs: Any) -> Any:
+            optimizer = getattr(schedule, "optimizer", None)
+            is_initial = sys._getframe(1).f_code.co_name == "_initial_step"
+            if self._is_active() and isinstance(optimizer, Optimizer) and not is_initial:
+                is_early = id(optimizer) not in self._stepped or any(map(self._is_waiting, _parameters(optimizer)))
+                if is_early:
+                    self._scheduled.setdefault(id(optimizer), self.line())
+            return original(schedule, *args, **kwargs)
+
+        kind.step = run
+
+    def _is_waiting(self, p: torch.Tensor) -> bool:
+        """Whether no update has used the gradient yet."""
+        known = self._known(p)
+        return known is not None and known.state != "used"
 
     def _wrap_method(self, name: str, around: Callable[..., Any]) -> None:
         original = vars(GradScaler)[name]
@@ -274,7 +351,7 @@ class Observer:
         return call()
 
     def _on_scale(self, call: Callable[..., Any], scaler: GradScaler, outputs: Any) -> Any:
-        line = self._line()
+        line = self.line()
         step, made = self._made.get(id(scaler), (-1, ""))
         if 0 < step == self._step and len({one for one, _ in self._made.values() if one >= 0}) > 1:
             said = (
@@ -287,7 +364,8 @@ class Observer:
             if x.grad_fn is not None:
                 self._scaled[x.grad_fn] = scaler
             if x.numel() == 1:
-                self._values[float(x.detach())] = scale, line
+                with plain_torch():
+                    self._values[float(x.detach())] = scale, line
         return result
 
     def _on_unscale(self, call: Callable[..., Any], scaler: GradScaler, optimizer: Optimizer) -> Any:
@@ -302,7 +380,7 @@ class Observer:
             self._report("unscale-after-step", "`unscale_` runs after `scaler.step()`: call it before")
         else:
             self._check_unscale(scaler, optimizer)
-        self._unscaled_at[id(scaler), id(optimizer)] = self._step, self._line()
+        self._unscaled_at[id(scaler), id(optimizer)] = self._step, self.line()
         result = call(optimizer)
         self._set_state(optimizer, "unscaled")
         return result
@@ -336,12 +414,13 @@ class Observer:
 
     def _on_step(self, call: Callable[..., Any], scaler: GradScaler, optimizer: Optimizer, *a: Any, **k: Any) -> Any:
         stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
-        line = self._line()
+        line = self.line()
+        self._check_order(optimizer)
         if stage is OptState.STEPPED:
             self._report_no_update(line)
         self._stepped_at = self._stepped_at or line
         supports = getattr(optimizer, "_step_supports_amp_scaling", False)
-        if supports and stage is OptState.READY:
+        if stage is OptState.READY and (supports or scaler._scale is None):  # else `unscale_` checks
             self._check_unscale(scaler, optimizer)
         self._unscaled_at[id(scaler), id(optimizer)] = self._step, line
         self._depth += 1
@@ -364,7 +443,7 @@ class Observer:
         return result
 
     def _on_update(self, call: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
-        self._has_update, line = True, self._line()
+        self._has_update, line = True, self.line()
         for p in self._gradients:
             known = self._known(p)
             if known is not None and known.state in ("scaled", "unscaled") and known.scaler == id(scaler):
@@ -389,6 +468,12 @@ class Observer:
         for p, one in known.items():
             one.identity = _identity(p)
         return result
+
+
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from _subclasses(subclass)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:

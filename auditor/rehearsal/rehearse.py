@@ -20,7 +20,7 @@ from ..records.audit import Audit
 from ..training.recommend import HEADROOM, tolerated_error
 from ..training.step import LOSS
 from .batches import Batches, number_batches
-from .loops import as_step
+from .loops import LightningStep, as_step
 from .result import (
     AS_WRITTEN,
     FP32,
@@ -80,7 +80,8 @@ def rehearse(
     step: called as `step(batch)`, or `step(*batch)` if it takes several arguments, or `step()`; a dict as
     `step(**batch)` if the step takes several arguments or `**`. The step runs forward, `backward()` and the optimizers'
     `step()`, in FP32 or with its own autocast regions and GradScaler; recipes set the dtype of such regions. Model and
-    optimizers must already exist. Or a LightningModule, or a Trainer of transformers. batches: an iterable, or a function
+    optimizers must already exist. Or a LightningModule, or the pair of one and its Trainer or a dict of the Trainer's
+    arguments; or a Trainer of transformers. batches: an iterable, or a function
     that returns one for each pass; repeated if too short; or one tensor or dict, which is one batch. At the end of an
     iterator, the rehearsal ends. By default those of a LightningModule or Trainer. plan: an audit, or one of its
     plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. recipes: further ones to run,
@@ -90,7 +91,10 @@ def rehearse(
     """
     name = target or getattr(step, "__qualname__", type(step).__name__)
     step, own_batches = call(as_step, f"preparing {name}", "bad-step", step, steps)
-    batches = own_batches if batches is None else batches
+    if batches is None:
+        batches = own_batches
+    elif isinstance(step, LightningStep) and step.count > 1:
+        batches = step.grouped(batches)
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise bad_step("rehearse needs a function that runs one step, and a number of steps from 1 on")
     if unknown := [name for name in recipes if name not in (*FURTHER, "all")]:

@@ -40,8 +40,15 @@ class Recipe:
     ranks: int = 1
     summed: str = "fp32"
 
+    @property
+    def keeps_scalers(self) -> bool:
+        """Whether the step's own GradScalers act."""
+        return self.name in (AS_WRITTEN, SCALED.name)
+
 
 FP32 = Recipe("fp32", "FP32")
+SCALED = Recipe("fp32_scaled", "FP32, own GradScalers")
+"""Of trial steps: the step in FP32 with its own GradScalers."""
 AS_WRITTEN = "as_written"
 """The name of the recipe in which the step runs with its own autocast regions and GradScalers."""
 

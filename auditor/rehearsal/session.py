@@ -19,7 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..artefact.applying import apply_plan
-from ..capture.emulation import emulate, scaled_as_on_cuda
+from ..capture.emulation import Emulation, emulate, scaled_as_on_cuda
 from ..capture.intercept import intercept
 from ..capture.regions import clear_weight_casts, written_as_meant
 from ..errors import AuditorError, LoadError
@@ -36,10 +36,23 @@ from ..training.blame import NO_PASS, Trail, blame
 from ..training.replay import gradient_error
 from ..training.step import LOSS
 from .batches import call_step
+from .lowstate import LowState
 from .observed import Observer
 from .ranks import mean_gradient, shard
-from .result import AS_WRITTEN, FP32, REMEDIES, ROUNDINGS, NonFiniteStep, ParameterSeries, Recipe, RecipeRun
+from .result import (
+    AS_WRITTEN,
+    FP32,
+    REMEDIES,
+    ROUNDINGS,
+    SCALED,
+    NonFiniteStep,
+    ParameterSeries,
+    Recipe,
+    RecipeRun,
+    StepFinding,
+)
 from .storage import Storage, stores_low
+from .trials import TRIALS, Trace, Trial, compare_scales, judge_overflow, set_scales, trial_scale
 
 LOOKS = 24
 """Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
@@ -102,6 +115,7 @@ class Session:
         self.own_regions, self.recipe, self._ranks = False, FP32, _Ranks()
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
         self._has_loss, self._called = False, list[nn.Module]()
+        self._trace: Trace | None = None  # of a trial step
         self.low_regions, self.scalers = set[torch.dtype](), list[GradScaler]()
         modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
         every_trained = nn.ParameterList(p for one in self.optimizers.values() for p in _parameters_of(one))
@@ -153,6 +167,7 @@ class Session:
         as_written = recipe.name == AS_WRITTEN
         batches, result, samples = self._batches(), self.result, {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
         fp32, scale, finite = dict[str, Any](), torch.tensor(recipe.scale or 1.0), torch.zeros((), dtype=torch.int32)
+        tried = list[StepFinding]()
         for step in range(steps):
             number, batch = call(next, f"before step {step}, the batches", "bad-step", batches, (-1, None))
             if number < 0:
@@ -165,6 +180,8 @@ class Session:
                 fp32 = {}
                 with suppress(AuditorError):
                     fp32, exact = call_forked(partial(self._run_shadow, batch))
+            if as_written and self._sampled and len(result.steps) < TRIALS:
+                tried += self._try(batch, step)
             searches = len(result.skipped) + len(result.bad_losses) < BLAMED
             restart, where = self._save_state() if searches else process_state(), f"in step {step} (batch {number})"
             if as_written:
@@ -205,7 +222,7 @@ class Session:
             elif result.skipped:
                 break
         if as_written:
-            result.findings += self._observer.finish(result.failure is None)
+            result.findings += self._observer.finish(result.failure is None, tried)
             result.scale = self._observer.scale()
         if not result.losses and result.failure is None:
             raise bad_step("batches is empty: give at least one batch")
@@ -231,7 +248,7 @@ class Session:
 
         return back
 
-    def _call_step(self, batch: Any, handler: Trail | None = None) -> float:
+    def _call_step(self, batch: Any, handler: Emulation | None = None) -> float:
         """Run the user's step on a batch, or on each rank's rows of the batch; returns the mean of the ranks' losses.
 
         The other ranks run in forked processes; their gradients are then added to this process's in `_run_backward`.
@@ -264,7 +281,7 @@ class Session:
             every = [gradient, *(torch.as_tensor(each[name]) for each in others if name in each)]
             parameters[name].grad = before.get(name, 0.0) + mean_gradient(every, *formats)
 
-    def _call_rank(self, batch: Any, handler: Trail | None = None) -> float:
+    def _call_rank(self, batch: Any, handler: Emulation | None = None) -> float:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), in FP32 or in
         emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
         the sum of the losses on which it called `backward`."""
@@ -308,6 +325,44 @@ class Session:
         gradients = {self._parameters[p]: gradient.numpy() for p, (gradient, *_) in self._updates.items()}
         return gradients, loss if self._has_loss else None
 
+    def _try(self, batch: Any, step: int) -> list[StepFinding]:
+        """The findings of trial steps from this state, each in a separate process; a trial that fails has none."""
+        findings = list[StepFinding]()
+        with suppress(AuditorError):
+            findings += call_forked(partial(self._run_low_state, batch, step))
+        if (scale := self._observer.scale()) is not None:
+            scale = trial_scale(scale)
+            with suppress(AuditorError):
+                plain, scaled = (call_forked(partial(self._run_trial, batch, each, False)) for each in (1.0, scale))
+                broken = call_forked(partial(self._run_trial, batch, scale, True))
+                found = compare_scales(plain, scaled, scale, step) or judge_overflow(scaled, broken, step)
+                findings += [found] if found is not None else []
+        return findings
+
+    def _run_low_state(self, batch: Any, step: int, tell: object) -> list[StepFinding]:
+        """The findings of one step as written on values in low precision, see `LowState`."""
+        watch = LowState(lambda: bool(self._calls or self._running), self._observer.line)
+        self._call_step(batch, watch)
+        return [*watch.findings(step)]
+
+    def _run_trial(self, batch: Any, scale: float, breaks: bool, tell: object) -> Trial:
+        """One step in FP32 with the user's GradScalers at a loss scale. breaks: whether gradients are made infinite."""
+        self._convert(SCALED)
+        scalers = self._observer.used_scalers
+        if (before := self._observer.scale()) is not None:
+            self._observer.rescale(scale / before)
+        set_scales(scalers.values(), scale)
+        self._trace = Trace(self._parameters, self.optimizers.values(), scalers.values(), self._observer.line, breaks)
+        trial = self._trace.trial
+        try:
+            with self._trace:
+                call(self._call_step, "the step", "bad-step", batch)
+        except LoadError as error:
+            self._trace.fail(error)
+        trial.gradients = {self._parameters[p]: gradient.numpy() for p, (gradient, *_) in self._updates.items()}
+        trial.scales = [(scale, float(one._scale)) for one in scalers.values() if one._scale is not None]
+        return trial
+
     def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
         """The operation that makes a step non-finite, and its module, see `blame`. In an FP32 run, and if FP32 fails at
         the same weights too, the first operation with NaN."""
@@ -341,7 +396,7 @@ class Session:
         nn.Module.__call__ = lambda module, *a, **k: self._call(called, module, *a, **k)  # type: ignore[method-assign]
         engine: Any = torch.autograd  # its `backward` and `grad` both call this function
         engine._engine_run_backward = partial(self._run_backward, engine._engine_run_backward)
-        is_active = self._is_as_written
+        is_active = self._keeps_scalers
         # Unless the step runs as written, the user's scalers are disabled, since this session scales.
         enabled = property(
             lambda one: is_active() and vars(one)["_enabled"], lambda one, x: vars(one).update(_enabled=x)
@@ -354,8 +409,8 @@ class Session:
         self._observer = Observer(is_active, self.optimizers.values(), Session._call_step.__code__)
         self._observer.used_scalers.update((id(one), one) for one in self.scalers)
 
-    def _is_as_written(self) -> bool:
-        return self.recipe.name == AS_WRITTEN
+    def _keeps_scalers(self) -> bool:
+        return self.recipe.keeps_scalers
 
     def _convert(self, recipe: Recipe) -> None:
         """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
@@ -397,12 +452,17 @@ class Session:
         """
         if torch._C._current_graph_task_id() != NO_PASS:
             return original(roots, gradients, *args, **kwargs)
-        if self._is_as_written():
+        if self._keeps_scalers():
+            if self._trace is not None:
+                self._trace.before_backward()
             result = self._observer.backward(original, roots, gradients, *args, **kwargs)
+            if self._trace is not None and kwargs["accumulate_grad"]:
+                self._trace.after_backward(roots)
             if kwargs["accumulate_grad"]:
                 self.result.backward_passes += not self.result.losses
                 losses_scale = self._observer.root_scale
-                self._losses += [float(x.detach()) / losses_scale for x in tensors_in(roots) if x.numel() == 1]
+                with plain_torch():
+                    self._losses += [float(x.detach()) / losses_scale for x in tensors_in(roots) if x.numel() == 1]
             return result
         scale = torch.full((), self.result.scale or 1.0)
         reduces = kwargs["accumulate_grad"] and self.result.recipe.ranks > 1
@@ -437,9 +497,11 @@ class Session:
             raise bad_step(f"{kind}.step gets a closure, {advice}")
         self._used.add(id(optimizer))
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        as_written = self._is_as_written()
+        as_written = self._keeps_scalers()
         with nullcontext() if as_written else torch.autocast("cuda", enabled=False), ExitStack() as stack:
             with plain_torch():
+                if self._trace is not None:
+                    self._trace.before_update(optimizer)
                 if as_written:
                     self._observer.before_update(optimizer)
                 if not (is_finite := all(all_finite(p.grad) for _, p in own)):

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from ..isolation.members import OWN, is_plainly_low
 from ..numerics.entries import over_tensors
 from ..numerics.formats import dtype_of, is_low
-from .result import AS_WRITTEN, FP32, Recipe
+from .result import AS_WRITTEN, Recipe
 
 CONVERTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of tensors that a recipe converts. Quantized weights (FP8, integers) keep their dtypes."""
@@ -51,7 +51,7 @@ class Storage:
 
     def cast_batch(self, batch: Any, recipe: Recipe) -> Any:
         """The batch, whose FP16 and BF16 tensors get the dtype that such tensors have in the recipe."""
-        if recipe.name == AS_WRITTEN or not (self._low or recipe == FP32):
+        if recipe.name == AS_WRITTEN or not (self._low or recipe.format == "fp32"):
             return batch
         dtype = self._dtype(next(iter(self._frozen.values()), None), recipe)
         return over_tensors(lambda x: x.to(dtype) if is_low(x.dtype) else x, batch)

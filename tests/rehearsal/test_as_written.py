@@ -1,6 +1,5 @@
 """The step as written: its own regions, scalers and calls, and a finding with its line for each call that does not fit."""
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
@@ -20,38 +19,9 @@ from auditor.rehearsal.session import Session, call_forked
 from auditor.report.blocks import Prose
 from auditor.report.rehearsal import overview, render
 from tests.rehearsal.cases import classes, mlp
+from tests.rehearsal.stepping import STEPS, Loop, Step, marked_line, run_as_written
 from tests.support.refusing import refused
 
-STEPS = 3
-
-
-class Loop:
-    """What a training file has at its top: two models, two optimizers, two scalers, and small functions."""
-
-    def __init__(self) -> None:
-        self.model, self.other = mlp(16, 8, 4), mlp(16, 8, 4)
-        self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.opt2 = torch.optim.SGD(self.other.parameters(), lr=0.1)
-        self.scaler, self.scaler2 = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", init_scale=1024.0)
-        self.calls = 0
-
-    def loss(self, x: torch.Tensor, y: torch.Tensor, model: Any = None, dtype: Any = torch.float16) -> torch.Tensor:
-        with torch.autocast("cuda", dtype=dtype):
-            return F.cross_entropy((model or self.model)(x), y)
-
-    def begin(self, *args: Any, **how: Any) -> torch.Tensor:
-        """Zero the gradients, and run a scaled backward pass."""
-        self.opt.zero_grad()
-        loss = self.loss(*args, **how)
-        self.scaler.scale(loss).backward()
-        return loss.detach()
-
-    def end(self) -> None:
-        self.scaler.step(self.opt)
-        self.scaler.update()
-
-
-Step = Callable[..., Any]
 WRONG: dict[str, tuple[str, Step]] = {}
 RIGHT: dict[str, Step] = {}
 
@@ -455,7 +425,10 @@ def gradients_unscaled_by_hand(s: Loop, x: Any, y: Any) -> None:
     s.begin(x, y)
     for p in s.model.parameters():
         p.grad /= s.scaler.get_scale()
-    s.opt.step()
+    is_finite = all(bool(p.grad.isfinite().all()) for p in s.model.parameters())
+    if is_finite:
+        s.opt.step()
+    s.scaler.update(s.scaler.get_scale() * (1 if is_finite else 0.5))
 
 
 @right
@@ -512,24 +485,11 @@ def two_updates_of_a_loss_scale(s: Loop, x: Any, y: Any) -> None:
     s.scaler.update()
 
 
-def run_as_written(function: Step, half: bool = False) -> RecipeRun:
-    loop = Loop()
-    if half:
-        loop.model.half()
-    step = partial(function, loop)
-    session = Session(lambda x, y: step(x, y), lambda: cycle(enumerate(classes(2))), 0)
-    (recipe,) = recipe_as_written(session)
-    result: RecipeRun = call_forked(partial(session.run, recipe, STEPS))
-    return result
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_step_is_reported_with_its_line(name: str) -> None:
     kind, function = WRONG[name]
-    lines, first = inspect.getsourcelines(function)
-    (line,) = [first + i for i, text in enumerate(lines) if text.rstrip().endswith("# <-")]
     run = run_as_written(function, half="fp16" in kind)
-    assert (kind, f"test_as_written.py:{line}") in {(each.kind, each.line) for each in run.findings}
+    assert (kind, marked_line(function)) in {(each.kind, each.line) for each in run.findings}
     assert {each.kind for each in run.findings} == {kind}
 
 

@@ -21,8 +21,8 @@ from ...errors import LoadError, suggest
 from ...isolation.process import reseed
 from ...numerics.entries import tensors_in
 from ...records import Batch
-from ..inputs import TEXT
 from ..target import blame, call, named_in, parse, required_arguments, user_code
+from ..texts import LINES, read_texts
 from .checkpoints import silence
 from .folders import PIPELINE, locate, read_json
 
@@ -66,9 +66,8 @@ def arguments_from(text: str | None, folder: Path, seed: int) -> dict[str, Any] 
     them; None for inputs of another kind, which are those of the component."""
     if not text:
         return None
-    if Path(text).suffix == TEXT and Path(text).is_file():
-        lines = Path(text).read_text(encoding="utf-8").splitlines()
-        return {"prompt": [line for line in lines if line.strip()]}
+    if Path(text).suffix == LINES and Path(text).is_file():
+        return {"prompt": read_texts(Path(text))}
     if ".py" not in text:
         return None
     target = parse(text)

@@ -1,0 +1,64 @@
+"""What steps as written share: the top of a training file, and a run of a step as it is."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from auditor.rehearsal.rehearse import recipe_as_written
+from auditor.rehearsal.result import RecipeRun
+from auditor.rehearsal.session import Session, call_forked
+from tests.rehearsal.cases import classes, mlp
+
+Step = Callable[..., Any]
+STEPS = 3
+"""Number of steps of a run."""
+
+
+class Loop:
+    """What a training file has at its top: two models, two optimizers, two scalers, and small functions."""
+
+    def __init__(self) -> None:
+        self.model, self.other = mlp(16, 8, 4), mlp(16, 8, 4)
+        self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.opt2 = torch.optim.SGD(self.other.parameters(), lr=0.1)
+        self.scaler, self.scaler2 = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        self.calls = 0
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor, model: Any = None, dtype: Any = torch.float16) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=dtype):
+            return F.cross_entropy((model or self.model)(x), y)
+
+    def begin(self, *args: Any, **how: Any) -> torch.Tensor:
+        """Zero the gradients, and run a scaled backward pass."""
+        self.opt.zero_grad()
+        loss = self.loss(*args, **how)
+        self.scaler.scale(loss).backward()
+        return loss.detach()
+
+    def end(self) -> None:
+        self.scaler.step(self.opt)
+        self.scaler.update()
+
+
+def run_as_written(function: Step, half: bool = False) -> RecipeRun:
+    loop = Loop()
+    if half:
+        loop.model.half()
+    step = partial(function, loop)
+    session = Session(lambda x, y: step(x, y), lambda: cycle(enumerate(classes(2))), 0)
+    (recipe,) = recipe_as_written(session)
+    result: RecipeRun = call_forked(partial(session.run, recipe, STEPS))
+    return result
+
+
+def marked_line(function: Step) -> str:
+    """The line of the function with the mark "# <-", as `file.py:line`."""
+    lines, first = inspect.getsourcelines(function)
+    (line,) = [first + i for i, text in enumerate(lines) if text.rstrip().endswith("# <-")]
+    return f"{Path(inspect.getfile(function)).name}:{line}"
