@@ -51,11 +51,14 @@ def import_source(name: str, path: Path | None) -> ModuleType:
     if known is not None and _digests.get(known.__name__, digest) == digest:
         return known
     if "." in name or path.name == "__init__.py":
-        module = importlib.import_module(name)
-        if not _is_of(module, path):
-            where = getattr(module, "__file__", None) or "elsewhere"
-            raise ImportError(f"{name} was imported from {where}, not from {path}: use a fresh Python process")
-        return module
+        _import_dotted_folders(name, path)
+        if "." not in path.stem:
+            module = importlib.import_module(name)
+            if not _is_of(module, path):
+                where = getattr(module, "__file__", None) or "elsewhere"
+                raise ImportError(f"{name} was imported from {where}, not from {path}: use a fresh Python process")
+            return module
+        importlib.import_module(name.rpartition(".")[0])
     if known is not None:
         name = known.__name__  # its file has changed since that import
     elif name in sys.modules or name in sys.stdlib_module_names:
@@ -71,6 +74,32 @@ def import_source(name: str, path: Path | None) -> ModuleType:
         del sys.modules[name], _digests[name]
         raise
     return module
+
+
+def name_of(text: str) -> str:
+    """The name of a file or folder as part of a module's name, in which a dot would separate packages."""
+    return text.replace(".", "_")
+
+
+def _import_dotted_folders(name: str, path: Path) -> None:
+    """Import the packages around a module whose folders have a dot in their names, as `net-1.0`: no `import` finds them
+    under `name_of` their names."""
+    packages = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for depth in range(1, len(packages) + 1):
+        package = ".".join(packages[:depth])
+        folder = path.parents[len(packages) - depth]
+        if "." not in folder.name or package in sys.modules:
+            continue
+        init = folder / "__init__.py"
+        spec = importlib.util.spec_from_loader(package, None, is_package=True)
+        if init.is_file():
+            spec = importlib.util.spec_from_file_location(package, init)
+        assert spec is not None
+        spec.submodule_search_locations = [str(folder)]
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[package] = module
+        if spec.loader is not None:
+            spec.loader.exec_module(module)
 
 
 def with_names(value: Any, module: Any) -> Any:

@@ -26,7 +26,7 @@ from ..errors import CallbackError, LoadError, describe, first_line, let_through
 from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute
 from ..records import Progress
-from .importer import NAME, as_script, import_source, root_of
+from .importer import NAME, as_script, import_source, name_of, root_of
 
 T = TypeVar("T")
 
@@ -263,7 +263,7 @@ def _is_torchscript(path: Path) -> bool:
 
 
 def _module_name(path: Path) -> str:
-    """The name under which the user's code imports the file: its stem, with the packages around it.
+    """The name under which the user's code imports the file: its stem, with the packages around it; `_` for a dot.
 
     A folder is a package if it has an `__init__.py`, or if the file imports the folder by name or relatively.
     """
@@ -277,8 +277,8 @@ def _module_name(path: Path) -> str:
         for level, folder in enumerate(folders, 1)
         if folder.name in names and not _holds_its_namesake(folder, path) and not _is_elsewhere(folder)
     )
-    parts = [folder.name for folder in reversed(folders[: max(depth, next(named, 0), dots)])]
-    return ".".join(parts if path.name == "__init__.py" and parts else [*parts, path.stem])
+    parts = [name_of(folder.name) for folder in reversed(folders[: max(depth, next(named, 0), dots)])]
+    return ".".join(parts if path.name == "__init__.py" and parts else [*parts, name_of(path.stem)])
 
 
 def _imports(path: Path) -> tuple[set[str], int]:
