@@ -44,7 +44,11 @@ RUNS = 8
 VISITS = 20_000
 """Maximum number of operations that one local search visits in total, which bounds the time for a large model."""
 
-ROUNDS = 4
+SHRINK = (0.9, 0.6, 0.25)
+"""Largest factors of the error limit after the first, second and third plan whose artefact missed the budget. A near miss
+needs little, and the last attempt should hold."""
+
+ROUNDS = 1 + len(SHRINK)
 """Maximum number of attempts, each with a smaller error limit, to make a plan whose artefact meets the budget."""
 
 
@@ -244,7 +248,8 @@ class Energy:
 class Space(ABC):
     """All choices for one plan. nothing: everything in FP32, which meets every limit. least: lower bound of all prices.
     log: {FP32 part of a choice: error of its replay}, inf if that raises, or if the artefact misses the budget.
-    failures: {FP32 part of a choice: the message of a replay, or of the model, that raised}."""
+    failures: {FP32 part of a choice: the message of a replay, or of the model, that raised}. missed: FP32 parts of the
+    choices whose artefact ran, with an error beyond the budget."""
 
     nothing: Candidate
     least = 0.0
@@ -252,6 +257,7 @@ class Space(ABC):
     def __init__(self) -> None:
         self.log: dict[Choice, float] = {}
         self.failures: dict[Choice, str] = {}
+        self.missed: set[Choice] = set()
 
     @abstractmethod
     def propose(self, allowed: float) -> Candidate:
@@ -297,7 +303,8 @@ def choose(space: Space, limit: float) -> Candidate:
         if error <= limit:
             best = point
         else:
-            ceiling = point.predicted_error * (STRICTER if math.isfinite(error) else 0.5)
+            is_near = math.isfinite(error) or point.high in space.missed
+            ceiling = point.predicted_error * (STRICTER if is_near else 0.5)
     return best
 
 
@@ -311,20 +318,27 @@ def find_verified(
     none, the last plan tried.
 
     make: returns choices with errors within the limits. If a choice's plan misses the budget, a new choice is made with
-    a smaller limit: multiplied by MARGIN * budget / error, at most 0.5, or by 0.25 if the run failed.
+    a smaller limit: multiplied by MARGIN * budget / error, at most the round's SHRINK, or by 0.25 if the run failed.
     """
     limits, plans = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan]()
-    for _ in range(ROUNDS):
+    for shrink in (*SHRINK, 0.0):
         made = make(limits)
         plans |= verify(made)
         missed = [name for name in made if made[name] != spaces[name].nothing and not plans[name].is_verified]
         limits = {name: limits[name] for name in missed if runs(plans[name].format)}
         for name in limits:
-            spaces[name].log[made[name].high] = math.inf
-            if (ran := plans[name].verification) is not None and ran.failure:
-                spaces[name].failures[made[name].high] = ran.failure
+            _note_miss(spaces[name], made[name], plans[name])
             error = plans[name].measured_error
-            limits[name] *= 0.25 if error is None else min(0.5, MARGIN * max_error / error)
+            limits[name] *= 0.25 if error is None else min(shrink, MARGIN * max_error / error)
         if not limits:
             break
     return plans
+
+
+def _note_miss(space: Space, point: Candidate, plan: Plan) -> None:
+    """Record that the artefact of a choice missed the budget, so that the choice is not proposed again."""
+    space.log[point.high] = math.inf
+    if plan.measured_error is not None:
+        space.missed.add(point.high)
+    if (ran := plan.verification) is not None and ran.failure:
+        space.failures[point.high] = ran.failure

@@ -252,6 +252,30 @@ def test_what_its_artefact_does_not_bear_out_is_made_for_less_error() -> None:
     assert limits[:2] == [MARGIN * 0.5, MARGIN * 0.5 / 4]
 
 
+def test_a_near_miss_costs_little_of_the_budget() -> None:
+    """Held-out inputs with errors 1.3 times those of the calibration inputs: 0.5 / 1.3 is the most that holds."""
+    space = line()
+
+    def make(wanted: Mapping[str, float]) -> dict[str, Candidate]:
+        return {name: choose(space, limit) for name, limit in wanted.items()}
+
+    def verify(made: Mapping[str, Candidate]) -> dict[str, Plan]:
+        errors = {name: 1.3 * point.predicted_error for name, point in made.items()}
+        return {name: replace(PLAN, verification=Verification(error, error <= 0.5)) for name, error in errors.items()}
+
+    plans = find_verified({"a": space}, 0.5, make, verify)
+    assert plans["a"].is_verified
+    assert plans["a"].measured_error >= 0.7 * 0.5
+
+
+def test_the_search_goes_on_just_below_a_choice_whose_artefact_missed_the_budget() -> None:
+    space = line()
+    first = choose(space, 0.5)
+    space.log[first.high] = math.inf
+    space.missed.add(first.high)
+    assert choose(space, 0.5).predicted_error >= 0.9 * first.predicted_error
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_unsafe_scope_stays_fp32_even_where_one_run_happens_to_hold(strategy: str) -> None:
     problem = drawn("chain", strategy, random.Random(1), unsafe=0.0)
