@@ -128,12 +128,11 @@ def bind_module(module: nn.Module, how: dict[str, Any], is_scope: bool) -> None:
 
 
 def is_entrance(module: nn.Module, path: str) -> bool:
-    """Whether the forward of a module without a scope is wrapped.
+    """Whether the forward of a module without a scope is wrapped, so that the plan also holds if user code calls it.
 
-    It stays if it is set on the instance, or belongs to a script or a parametrization, which computes whenever its
-    weight is read. Modules of torch without weights, such as activations, compute in the dtype of their inputs. Modules
-    nested deeper than DEEPEST_ENTRANCE stay too, so that a model that nests hundreds of modules does not exceed
-    Python's limit of recursion.
+    Not wrapped are: a forward that is set on the instance; scripts; parametrizations, which compute whenever their
+    weight is read; torch's modules without weights, such as activations, which compute in the dtype of their inputs;
+    and modules nested deeper than DEEPEST_ENTRANCE, since each wrapper adds to Python's recursion.
     """
     own = [
         *module._parameters.keys(),

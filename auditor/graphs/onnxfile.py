@@ -71,7 +71,8 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
     plans = {name: plan for name, plan in audit.plans.items() if plan.program and plan.program.file in audit.programs}
     if not plans or audit.live is None:
         raise AuditorError(
-            "ONNX export needs a plan of the strategy `graph`, and the model, which an audit read from files lacks: audit the model again with strategies=('graph',).",
+            "ONNX export needs a plan of the strategy `graph` and the live model; an audit loaded from files has no model. "
+            "Audit the model again with strategies=('graph',).",
             slug="no-program",
         )
     require()
