@@ -18,6 +18,9 @@ NAMES = {
 }
 """{part of a class's name: the usual name of such a component in a pipeline}"""
 
+DECODERS = ("vae", "movq", "vocoder", "safety_checker")
+"""Components whose results no other component reads."""
+
 FOLDER = re.compile(r"hf:(?P<pipeline>.+)/(?P<name>[A-Za-z]\w*)(@[^:]*)?(:\w+)?")
 
 _NOTE = (
@@ -30,12 +33,22 @@ _NOTE = (
 _CODE = """
 import torch
 from diffusers import DiffusionPipeline
-
+{imported}
 import patched_model
 
 pipe = DiffusionPipeline.from_pretrained({folder!r}, torch_dtype=torch.float32)
 patched_model.apply(pipe.{component}, plan={plan!r})
-# pipe.to("cuda")
+{hook}# pipe.to("cuda")
+"""
+
+_HOOK = """
+
+def in_fp32(module, inputs, output):
+    \"\"\"The scheduler and the other components continue in FP32.\"\"\"
+    return tree_map_only(torch.Tensor, lambda x: x.float() if x.is_floating_point() else x, output)
+
+
+pipe.{component}.register_forward_hook(in_fp32)
 """
 
 
@@ -61,7 +74,26 @@ def _usual_names() -> set[str]:
 
 def _render(audit: Audit, plan: Plan) -> str:
     folder, component = component_of(audit) or ("path/to/pipeline", "unet")
-    return comment(*_NOTE) + _CODE.format(folder=folder, component=component, plan=plan.name)
+    is_denoiser = not _is_encoder(component) and component not in DECODERS
+    hook = _HOOK.format(component=component) if is_denoiser else ""
+    imported = "from torch.utils._pytree import tree_map_only\n" if is_denoiser else ""
+    code = _CODE.format(folder=folder, component=component, plan=plan.name, hook=hook, imported=imported)
+    return comment(*_NOTE) + code
 
 
-DIFFUSERS = Tool("diffusers", ("autocast", "cast"), "", _render)
+def _is_encoder(component: str) -> bool:
+    return component.startswith(("text_encoder", "image_encoder"))
+
+
+def _unusable(audit: Audit, plan: Plan) -> str | None:
+    """Why a pipeline cannot follow the plan: it gives its latents the dtype of the text encoder's weights."""
+    _, component = component_of(audit) or ("", "")
+    if plan.strategy == "cast" and _is_encoder(component):
+        return (
+            f"The pipeline makes its inputs in the dtype of {component}, which the other components may not have. Use an "
+            f"autocast plan, whose weights stay in FP32: --plan autocast_{plan.format}."
+        )
+    return None
+
+
+DIFFUSERS = Tool("diffusers", ("autocast", "cast"), "", _render, _unusable)

@@ -86,8 +86,10 @@ def arguments_from(text: str | None, folder: Path, seed: int) -> dict[str, Any] 
 def pipeline_class(folder: Path) -> Any:
     """The pipeline's class in diffusers. Raises: LoadError(slug="model-raises" | "remote-code")."""
     diffusers: Any = importlib.import_module("diffusers")
-    name = read_json(folder / PIPELINE).get("_class_name")
-    if isinstance(name, list):
+    entries = read_json(folder / PIPELINE)
+    name = entries.get("_class_name")
+    lists = [(part, entry[0]) for part, entry in entries.items() if isinstance(entry, list) and entry]
+    if isinstance(name, list) or any((folder / part / f"{library}.py").is_file() for part, library in lists):
         said = f"{folder} contains its own pipeline code, which an hf: target never runs"
         raise LoadError(f"{said}: write a model.py that loads the pipeline and returns a component", "remote-code")
     kind = getattr(diffusers, str(name), None)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
-from ...errors import LoadError
+from ...errors import LoadError, describe
 from ...isolation.process import reseed
 from ...records import Origin
 from ..discover import BuiltModel, load_checkpoint
 from ..target import Target, call
 from .checkpoints import low_entries, silence
-from .folders import ModelFolder, read_json
+from .folders import SENTENCES, ModelFolder, read_json
 
 DETAILS = "config_sentence_transformers.json"
 """The file that names the class of the model."""
@@ -23,10 +24,11 @@ FIRST = "0_Transformer"
 
 
 def build(folder: ModelFolder, target: Target, seed: int) -> BuiltModel:
-    """Build the model in FP32. Raises: LoadError(slug="model-raises")."""
+    """Build the model in FP32. Raises: LoadError(slug="model-raises" | "remote-code")."""
     library: Any = importlib.import_module("sentence_transformers")
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     silence("transformers")
+    refuse_code(folder.path)
     kind = model_kind(folder.path)
     if not hasattr(library, kind):
         said = (
@@ -43,6 +45,24 @@ def build(folder: ModelFolder, target: Target, seed: int) -> BuiltModel:
         origin = Origin(None, "sentence_transformers", kind, "factory", (folder.repository,), {**arguments, **revision})
     stored = load_checkpoint(folder.path) or load_checkpoint(folder.path / FIRST)
     return BuiltModel(model, origin, stored_low=low_entries(stored.items(), model))
+
+
+def refuse_code(folder: Path) -> None:
+    """Refuse a model with modules outside the library, whose code versions before 6 run without being asked.
+
+    Raises: LoadError(slug="remote-code" | "model-raises").
+    """
+    try:
+        modules = json.loads((folder / SENTENCES).read_text(encoding="utf-8"))
+        types = [str(module["type"]) for module in modules]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        said = f"cannot read {folder / SENTENCES} ({describe(error)}): restore the file"
+        raise LoadError(said, slug="model-raises") from error
+    foreign = [name for name in types if not name.startswith("sentence_transformers.")]
+    if foreign:
+        said = f"{folder} contains the module {foreign[0]}, which is not of sentence-transformers"
+        hint = "an hf: target never runs such code; read it, then audit a model.py that returns the model"
+        raise LoadError(f"{said}: {hint}", slug="remote-code")
 
 
 def model_kind(folder: Path) -> str:

@@ -272,6 +272,17 @@ def test_an_incomplete_pipeline_is_one_line(missing: str, folder: Path, here: Pa
         load("hf:dit/transformer")
 
 
+@pytest.mark.parametrize("name", ["_class_name", "vae"])
+def test_code_of_a_pipeline_is_never_run(name: str, folder: Path, here: Path) -> None:
+    shutil.copytree(folder, here / "dit")
+    for place in ("", "vae"):
+        (here / "dit" / place / "own.py").write_text("raise SystemExit('the code was run')\n")
+    index = here / "dit" / "model_index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), name: ["own", "Own"]}))
+    with refused(LoadError, "remote-code", "its own pipeline code"):
+        load("hf:dit/transformer")
+
+
 def test_a_class_that_diffusers_lacks(here: Path) -> None:
     pytest.importorskip("diffusers")
     (here / "config.json").write_text('{"_class_name": "Absent2DModel"}')

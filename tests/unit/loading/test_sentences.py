@@ -97,6 +97,15 @@ def test_a_corrupt_file_is_one_line(file: str, text: str, folder: Path) -> None:
         load("hf:tiny")
 
 
+def test_code_of_a_module_is_never_run(folder: Path) -> None:
+    (folder / "own.py").write_text("raise SystemExit('the code was run')\n")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[-1]["type"] = "own.Normalize"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with refused(LoadError, "remote-code", "the module own.Normalize"):
+        load("hf:tiny")
+
+
 def test_missing_weights_are_one_line(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with refused(LoadError, "model-raises", "SentenceTransformer from tiny raised"):

@@ -35,6 +35,14 @@ def test_the_component_is_the_audited_one(target: str, folder: str, component: s
     assert "diffusers" in snippets(audit_of(target))
 
 
+def test_a_text_encoder_keeps_its_weights_in_fp32() -> None:
+    content = audit_of("hf:sd/text_encoder_2")
+    said = snippet(content, "diffusers", "cast_fp16")
+    assert all(line.startswith("#") for line in said.splitlines())
+    assert "--plan autocast_fp16" in said
+    assert "register_forward_hook" not in snippet(content, "diffusers", "autocast_fp16")
+
+
 def test_other_models_get_it_only_if_asked_for() -> None:
     content = audit_of("model.py:Net")
     assert "diffusers" not in snippets(content)
@@ -62,5 +70,6 @@ def test_the_code_runs_in_a_pipeline(plan: str, tmp_path: Any, monkeypatch: pyte
     images = pipe(generator=torch.Generator().manual_seed(0), **how).images
     expected = original(generator=torch.Generator().manual_seed(0), **how).images
     assert ran == [torch.float16] * 2
+    assert pipe.unet(torch.zeros(1, 3, 8, 8), 1).sample.dtype is torch.float32
     assert abs(images - expected).max() < 0.05
     assert (images != expected).any()
