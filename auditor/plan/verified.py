@@ -33,6 +33,7 @@ from ..rulebook.verdicts import Judgement
 from ..stages import tick
 from ..verify.loaders import in_hand
 from ..verify.running import FP32, TODAY, Answers, Runs, compare_times, failure_of, said_no_memory, says_nothing
+from .scatter import are_few, scattered_error
 from .workbench import Workbench, worst_of
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -95,6 +96,8 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
             otherwise = f"with gradients enabled the outputs differ: error {after:.2g} instead of {before:.2g}"
             return _record_run(bench, plan, failure=otherwise)
     is_finite = math.isfinite(error + enabled)
+    scattered = _scattered(bench, plan, expected) if is_finite and error <= bench.max_error else None
+    error = max(error, scattered or 0.0)
     joint = math.inf if distance is output_error else worst_of([output_error(*pair) for pair in pairs])
     return _record_run(
         bench,
@@ -102,6 +105,7 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
         pairs,
         graded,
         measured_error=error if is_finite else None,
+        scattered=scattered,
         joint=joint if math.isfinite(joint) else None,
         apart=measure_outliers(pairs),
         with_gradients=enabled if graded and is_finite else None,
@@ -110,6 +114,20 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
         ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
         nonfinite=None if is_finite or plan.program else locate_nonfinite(bench, policy_of(bench.capture, plan)),
     )
+
+
+def _scattered(bench: Workbench, plan: Plan, expected: Answers) -> float | None:
+    """The error of outputs of few numbers at slightly changed weights, see `scattered_error`; None for others, and for
+    programs, which hold their weights."""
+    if plan.program is not None or not are_few(expected.outputs):
+        return None
+    model, options = bench.subject.model, bench.options
+    runs = Runs(partial(in_hand, model, {plan.name: plan}), bench.checks, options.where, options.seed, most=bench.most)
+    try:
+        return scattered_error(model, plan, runs, bench.yardstick.distance)
+    except Exception as error:  # other weights may lead to outputs of other shapes
+        let_through(error)
+        return None
 
 
 def _record_run(
