@@ -146,6 +146,13 @@ def figures_of(name: str) -> list[tuple[str, str, float | None, float | None]]:
     return rows
 
 
+def are_equal(ours: float | None, theirs: float | None) -> bool:
+    """Whether two figures are equal to 1e-5, or both undefined."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    return math.isclose(ours, theirs, rel_tol=1e-5, abs_tol=1e-7)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_every_figure_is_that_of_a_loop_by_hand(name: str) -> None:
@@ -153,9 +160,9 @@ def test_every_figure_is_that_of_a_loop_by_hand(name: str) -> None:
     assert len(rows) == 5 * (len(WAYS) + 1)
     assert any(recipe == "bf16" and figure == "updates lost" and ours for recipe, figure, ours, _ in rows)
     for recipe, figure, ours, theirs in rows:
-        assert (recipe, figure, ours) == (recipe, figure, pytest.approx(theirs, rel=1e-4, abs=1e-6))
+        assert are_equal(ours, theirs), (recipe, figure, ours, theirs)
 
 
 def test_the_figures_of_one_public_step_are_those_of_a_loop_by_hand() -> None:
     for recipe, figure, ours, theirs in figures_of("vae"):
-        assert (recipe, figure, ours) == (recipe, figure, pytest.approx(theirs, rel=1e-4, abs=1e-6))
+        assert are_equal(ours, theirs), (recipe, figure, ours, theirs)
