@@ -26,7 +26,9 @@ from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
 from ..records import NonFinite, Plan, TimeAndMemory, Timing, Today, Verification
 from ..stages import tick
+from ..verify.loaders import in_hand
 from ..verify.running import FP32, TODAY, Answers, Runs, compare_times, failure_of, said_no_memory, says_nothing
+from .scatter import are_few, scattered_error
 from .workbench import MeasuredModel, worst_of
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -95,6 +97,8 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
             otherwise = f"with gradients enabled the outputs differ: error {after:.2g} instead of {before:.2g}"
             return _record_run(model, plan, failure=otherwise)
     is_finite = math.isfinite(error + enabled)
+    scattered = _scattered(model, plan, expected) if is_finite and error <= model.max_error else None
+    error = max(error, scattered or 0.0)
     joint = math.inf if distance is output_error else worst_of([output_error(*pair) for pair in pairs])
     return _record_run(
         model,
@@ -102,6 +106,7 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
         pairs,
         graded,
         measured_error=error if is_finite else None,
+        scattered=scattered,
         joint=joint if math.isfinite(joint) else None,
         apart=measure_outliers(pairs),
         with_gradients=enabled if graded and is_finite else None,
@@ -111,6 +116,21 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
         ungraded=answer.ungraded or (model.noise.graded if isinstance(model.noise.graded, str) else None),
         nonfinite=None if is_finite or plan.program else locate_nonfinite(model, policy_of(model.capture, plan)),
     )
+
+
+def _scattered(model: MeasuredModel, plan: Plan, expected: Answers) -> float | None:
+    """The error of outputs of few numbers at slightly changed weights, see `scattered_error`; None for others, and for
+    programs, which hold their weights."""
+    if plan.program is not None or not are_few(expected.outputs):
+        return None
+    module, options = model.subject.model, model.options
+    load = partial(in_hand, module, {plan.name: plan})
+    runs = Runs(load, model.checks, options.where, options.seed, most=model.most)
+    try:
+        return scattered_error(module, plan, runs, model.yardstick.distance)
+    except Exception as error:  # other weights may lead to outputs of other shapes
+        let_through(error)
+        return None
 
 
 def _record_run(

@@ -194,7 +194,9 @@ class Verification:
     """Results of running a model, patched or entirely in low precision, on all batches without gradients, and on the
     first batch also with gradients."""
 
-    measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: failed, Inf or NaN")] = None
+    measured_error: Annotated[
+        float | None, FileField("worst run without gradients, at least `scattered`; `null`: failed, Inf or NaN")
+    ] = None
     holds: Annotated[bool, FileField("whether all errors and criteria are within their limits")] = False
     inputs: Annotated[
         str, FileField("`audited`: calibration inputs; `held-out`: held-out inputs", choices=("held-out", "audited"))
@@ -219,6 +221,10 @@ class Verification:
         tuple[float | None, ...],
         FileField("error of each batch, in order, if there are several; `null`: Inf or NaN"),
     ] = ()
+    scattered: Annotated[
+        float | None,
+        FileField("outputs of up to 16 numbers: root mean square error at weights changed by 1 %; `null`: not run"),
+    ] = None
 
     @property
     def finite(self) -> bool:

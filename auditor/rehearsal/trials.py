@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..capture.source import Place, kind_of, line_of
 from ..isolation.tensors import memory, plain_torch, written_by
 from ..numerics.entries import all_finite, entries, is_plain, tensors_in
+from ..numerics.formats import is_low
 from ..training.blame import NO_PASS
 from .result import StepFinding
 
@@ -94,7 +95,8 @@ class Update:
 class Trial:
     """What a trial step did. gradients: {parameter: its gradient at the update}, as NumPy arrays. reads: (line, value) of
     numbers that Python read from tensors. broken: names of the parameters whose gradients were made infinite. failure: an
-    exception in words, with its line. scales: loss scales before and after the step, of each GradScaler."""
+    exception in words, with its line. scales: loss scales before and after the step, of each GradScaler. is_low: whether the
+    step's own casts run a part of the backward pass in FP16 or BF16, which rounds differently at another scale."""
 
     gradients: dict[str, Any] = field(default_factory=dict)
     writes: dict[str, list[Write]] = field(default_factory=dict)
@@ -104,6 +106,7 @@ class Trial:
     failure: str = ""
     failure_line: str = ""
     scales: list[tuple[float, float]] = field(default_factory=list)
+    is_low: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = getattr(getattr(func, "_schema", None), "name", "")
         if torch._C._current_graph_task_id() != NO_PASS:
+            self.trial.is_low |= any(is_low(x.dtype) for x in tensors_in(result))
             line = "" if self._hook else self._line()
             if line != self._pass_line:
                 self._hook = self._hook or line
@@ -261,7 +265,7 @@ def set_scales(scalers: Iterable[GradScaler], scale: float) -> None:
 def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> StepFinding | None:
     """A finding if the update depends on the loss scale. plain, scaled: the step at loss scale 1, and at `scale`."""
     names = [*_differing(plain.gradients, scaled.gradients)]
-    if plain.failure or not (names or scaled.failure):
+    if plain.failure or plain.is_low or not (names or scaled.failure):
         return None
     both = [name for name in names if name in plain.gradients and name in scaled.gradients]
     factors = [_norm(scaled.gradients[name]) / (_norm(plain.gradients[name]) or math.nan) for name in both]

@@ -141,12 +141,23 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     few = [one for one, rest in first if one.count < FEW and (one.error or 0.0) ** 2 > rest**2 + audit.max_error**2]
     if few and ran and ran.inputs == "audited":
         itself += f". But the first batch has only {count(few[0].count, 'decision')} of {at(few[0].op, few[0].owner, few[0].source)}. One flipped decision exceeds the limit, and other inputs may flip one: verify on more inputs"
-    proof = f"{who} was run{inputs}: {error}{itself}.{_doubt(plan)}"
+    proof = f"{who} was run{inputs}: {error}{itself}.{_scatter(plan)}{_doubt(plan)}"
     if chosen.before == "non-finite" or (not chosen.islands and chosen.before == ratio(plan.measured_error)):
         return said, proof  # `nonfinite_runs` speaks of non-finite outputs
     before = f"the {'largest share of a limit' if audit.criteria else 'error'} is {chosen.before}"
     before = "the model fails to run" if chosen.before == "fails to run" else before
     return said, f"{proof} Without the plan, in {chosen.title}, {before}."
+
+
+def _scatter(plan: Plan) -> str:
+    """A sentence, after a space, on the error of outputs of a few numbers; "" for others, and where one run has more."""
+    ran = plan.verification
+    if ran is None or ran.scattered is None or ran.scattered != ran.measured_error:
+        return ""
+    return (
+        " The outputs are a few numbers, whose error in one run may be small by chance: this is the root mean square at "
+        "eight sets of slightly changed weights."
+    )
 
 
 def _doubt(plan: Plan) -> str:

@@ -11,10 +11,8 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-import torch
-from torch import nn
-
 from ..isolation import isolate
+from ..isolation.weights import change_weights
 from .replay import Step, gradient_error
 from .step import FP32, StepPrecision, own_step
 
@@ -23,10 +21,6 @@ NEAR = 4.0
 
 MOST = 15
 """Maximum number of draws."""
-
-CHANGE = 0.01
-"""Standard deviation of the change of a parameter, relative to the root mean square of its entries: that of a few updates
-of an optimizer."""
 
 UNSURE = 0.05
 """Probability that the interval does not contain the median, at most."""
@@ -53,22 +47,11 @@ def _error_at_changed_weights(step: Step, low: StepPrecision, scale: float, seed
     """Error of the low-precision gradients with random changes of the weights; NaN if a step fails in FP32 or low."""
     model = step.subject.model
     with isolate(model):
-        _change_weights(model, seed)
+        change_weights(model, seed)
         reference, rounded = own_step(step, FP32), own_step(step, low, scale)
     if reference.failure is not None or rounded.failure is not None or not reference.finite:
         return math.nan
     return gradient_error(reference.gradients, rounded.gradients)
-
-
-def _change_weights(model: nn.Module, seed: int) -> None:
-    """Add noise of relative size CHANGE to every trainable parameter."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad and parameter.is_floating_point() and parameter.numel():
-                size = CHANGE * float(parameter.detach().float().square().mean().sqrt())
-                noise = torch.randn(parameter.shape, generator=generator) * size
-                parameter.add_(noise.to(parameter.device, parameter.dtype))
 
 
 def interval_of(errors: Sequence[float]) -> tuple[float, float]:

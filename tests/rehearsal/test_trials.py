@@ -518,6 +518,15 @@ def a_region_around_the_model_alone(s: Loop, x: Any, y: Any) -> None:
     s.end()
 
 
+@right
+def a_cast_by_hand_whose_gradients_underflow_without_a_scale(s: Loop, x: Any, y: Any) -> None:
+    s.opt.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16):
+        out = s.model(x)
+    s.scaler.scale(F.cross_entropy(out.half().float(), y) * 1e-4).backward()
+    s.end()
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_step_is_reported_with_its_line(name: str) -> None:
     kind, function = WRONG[name]
