@@ -237,7 +237,7 @@ def plan_for(judge: Judge, limit: float) -> Planned:
         measured = in_unit(relative, yardstick.unit)
         judged = judge_verdicts(captured, measured, options.formats, yardstick.budget, noise.found)
         bench = Workbench(subject, captured, measured, judged, (), options, yardstick, noise)
-        making = QuantizedPlans(bench)
+        making = QuantizedPlans(bench, margin=1.0)  # ModelOpt keeps none
         plans = making.plans()
     seconds = time.process_time() - start
     rank = {}
