@@ -238,7 +238,7 @@ def plan_for(judge: Judge, limit: float) -> Planned:
         judged = judge_verdicts(captured, measured, options.formats, yardstick.budget, noise.found)
         model = MeasuredModel(subject, captured, measured, options, yardstick, noise)
         bench = Workbench.of(model, judged, ())
-        making = QuantizedPlans(bench)
+        making = QuantizedPlans(bench, margin=1.0)  # ModelOpt keeps none
         plans = making.plans()
     seconds = time.process_time() - start
     rank = {}

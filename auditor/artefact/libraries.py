@@ -79,12 +79,45 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
         return comment(f"{library.title}: there is no code for the plan {plan.name!r}.", why)
     notes = [note for start, note in library.notes.items() if any(map(re.compile(start).match, layers.values()))]
     head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
-    said = f"Verified by {plan.verified_by} with all other layers in FP32: error {plan.error:.2g}, budget {audit.max_error:.2g}."
+    said = _errors_of(audit, library, plan, layers)
     text = library.render(layers, kept)
     if library.is_nan_on_zeros and any(path in layers for path in _zero_blocks(audit, plan)):
         text = with_lower_bound(text)
         notes.append("activation_value_lb bounds the scales of inputs, since torchao turns a row of zeros into NaN.")
-    return comment(f"{head} {said}", _left_out(library, left), *dict.fromkeys(notes)) + text
+    if library.title == "torchao" and _exceeds(audit, plan):
+        text = text.replace("dtype=torch.bfloat16", "dtype=None")
+    return (
+        comment(
+            f"{said} {head}" if _exceeds(audit, plan) else f"{head} {said}",
+            _left_out(library, left),
+            *dict.fromkeys(notes),
+        )
+        + text
+    )
+
+
+def _limit_of(audit: Audit) -> float:
+    """The largest error of a plan: the budget, or 1 for the largest share of a criterion."""
+    return 1.0 if audit.criteria else audit.max_error
+
+
+def _exceeds(audit: Audit, plan: QuantizedPlan) -> bool:
+    """Whether the plan exceeds the limit with all other layers in BF16."""
+    return plan.pasted_error is not None and not plan.pasted_error <= _limit_of(audit)
+
+
+def _errors_of(audit: Audit, library: Library, plan: QuantizedPlan, layers: Mapping[str, str]) -> str:
+    """What is known of the errors of a library's code: with all other layers in FP32, and in BF16."""
+    limit = f"budget {_limit_of(audit):.2g}"
+    wide = f"Verified by {plan.verified_by} with all other layers in FP32: error {plan.error:.2g}, {limit}."
+    if _exceeds(audit, plan):
+        remedy = "dtype=None leaves them in FP32" if library.title == "torchao" else "load the model in FP32"
+        beyond = f"With all other layers in BF16 the error is {plan.pasted_error:.2g}, {limit}: {remedy}."
+        return f"{beyond} {wide}"
+    if library.title == "torchao" and plan.pasted_error is not None:
+        return f"{wide} As it stands, with all other layers in BF16: error {plan.pasted_error:.2g}."
+    needs_gpu = any(not SCHEMES[scheme].on_cpu for scheme in layers.values())
+    return f"{wide} This code needs a GPU, and was not run." if needs_gpu and plan.verified_by == "emulation" else wide
 
 
 def files_of(audit: Audit, plan: QuantizedPlan) -> dict[str, str]:

@@ -157,6 +157,9 @@ def _zero_blocks(parts: Changes) -> str:
     return "both" if len(names) > 1 else "".join(names)
 
 
+PASTED_DTYPE = torch.bfloat16
+"""The dtype of layers that are not quantized, in torchao's code as it is emitted."""
+
 STORED = 1 << 27
 """Elements of quantized weights that are kept for the next run; further weights are quantized again in each run."""
 
@@ -221,9 +224,13 @@ class QuantizedModel:
             yield
 
     def outputs(self, schemes: Mapping[str, str], batch: Batch, seed: int, by: str = "emulation") -> list[torch.Tensor]:
-        """The model's outputs under {layer: scheme}. by: `emulation`, or `torchao`, see `runs_in_torchao`."""
-        around = partial(self.under, schemes) if by == "emulation" else partial(self._in_torchao, schemes)
-        return answer(self.model, batch, seed=seed, around=around)
+        """The model's outputs under {layer: scheme}. by: `emulation`; `torchao`, see `runs_in_torchao`; or `pasted`:
+        torchao with the dtype that its emitted code has for all other layers."""
+        around = partial(self.under, schemes)
+        if by != "emulation":
+            around = partial(self._in_torchao, schemes, PASTED_DTYPE if by == "pasted" else None)
+        outputs = answer(self.model, batch, seed=seed, around=around)
+        return [x.float() if x.dtype == PASTED_DTYPE else x for x in outputs] if by == "pasted" else outputs
 
     def runs_in_torchao(self, schemes: Mapping[str, str]) -> bool:
         """Whether torchao has CPU kernels for all layers in {layer: scheme}."""
@@ -233,13 +240,20 @@ class QuantizedModel:
         return bool(used) and fits and find_spec("torchao") is not None
 
     @contextmanager
-    def _in_torchao(self, schemes: Mapping[str, str]) -> Iterator[None]:
-        """In the body, the layers are quantized by generated torchao code; `answer` restores the model."""
+    def _in_torchao(self, schemes: Mapping[str, str], dtype: torch.dtype | None) -> Iterator[None]:
+        """In the body, the layers are quantized by generated torchao code; `answer` restores the model. dtype: of all other
+        layers; None leaves it."""
         names = dict[str, Any]()
         with quietly():  # torchao logs which libraries for GPUs it does not find
             exec(torchao_code({key: scheme for key, scheme in schemes.items() if scheme}, []), names)
-        names["quantize"](self.model, dtype=None)
-        yield
+        before = dict(self.model._forward_pre_hooks)
+        names["quantize"](self.model, dtype=dtype)
+        try:
+            yield
+        finally:
+            for number in self.model._forward_pre_hooks.keys() - before.keys():
+                del self.model._forward_pre_hooks[number]
+                self.model._forward_pre_hooks_with_kwargs.pop(number, None)
 
     def _quantize(self, schemes: Mapping[str, str], key: str, roles: Roles, args: list[Any]) -> None:
         scheme = schemes.get(key, "")

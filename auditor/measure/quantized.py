@@ -33,7 +33,11 @@ _ARGUMENTS = {
 """{operation: (position of the input, position of the weight, the weight's dimension that is summed over)}."""
 
 _OUTLIER, _MOST_OUTLIERS = 4.0, 8
-"""Factor by which an outlier channel's largest magnitude exceeds the channels' median; maximum number of outliers."""
+"""Factor by which an outlier channel's largest magnitude exceeds the channels' median; maximum number of outlier
+channels. Outlier rows, such as a token of every text, may be up to half of all rows."""
+
+_LISTED = 8
+"""Maximum number of channels or rows that a place lists."""
 
 _APART = 2.0
 """Factor by which each outlier's largest magnitude exceeds that of every other channel."""
@@ -289,7 +293,8 @@ def _outliers(part: Part, axis: int = 1) -> list[int]:
     median = largest[largest > 0].median() if (largest > 0).any() else largest.sum()
     order = largest.argsort(descending=True)
     ranked = largest[order].tolist()
-    gaps = zip(ranked[:_MOST_OUTLIERS], [*ranked[1:], 0.0], strict=False)
+    most = _MOST_OUTLIERS if axis == 1 else max(_MOST_OUTLIERS, len(ranked) // 2)
+    gaps = zip(ranked[:most], [*ranked[1:], 0.0], strict=False)
     ends = [at + 1 for at, (one, other) in enumerate(gaps) if one > _OUTLIER * median and one >= _APART * other]
     chosen = sorted(int(i) for i in order[: max(ends, default=0)])
     if not chosen or len(chosen) == x.shape[axis]:
@@ -319,4 +324,6 @@ def _slices(n: fx.Node) -> list[tuple[int, int]]:
 
 
 def _list_numbers(noun: str, numbers: list[int]) -> str:
-    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    listed = ", ".join(map(str, numbers[:_LISTED]))
+    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return f"{noun}{'s' * (len(numbers) > 1)} {listed}{more}"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import networkx as nx
 import torch
@@ -22,6 +23,8 @@ from ..records.quantization import MIXED, QuantizedPlan
 from .choices import Choice, Group, Run, Search, Verified, bits_of
 from .costs import half_of, quantized_seconds, seconds
 from .scores import InFp32
+from .search import MARGIN
+from .unseen import Pair, bound_of
 from .workbench import Workbench, worst_of
 
 MORE_RUNS = 4
@@ -37,12 +40,24 @@ _EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
 """Matches the list of experts in the module path of a layer that belongs to one expert."""
 
 
+class _Errors(NamedTuple):
+    """Errors on the calibration and the held-out inputs; worst: the larger one, or the bound for unseen inputs in units of
+    the margin."""
+
+    measured: float
+    held_out: float
+    worst: float
+
+
 class QuantizedPlans:
     """Makes the plans of one audit. score: the FP32 model's score, if plans are scored. model: runs the user's model
-    with quantized layers; known, verified: results of the runs and verifications for all plans."""
+    with quantized layers; known, verified: results of the runs and verifications for all plans; limit: the error that a
+    plan may have on calibration and held-out inputs, since other inputs may have larger errors."""
 
-    def __init__(self, bench: Workbench, score: InFp32 | None = None) -> None:
+    def __init__(self, bench: Workbench, score: InFp32 | None = None, margin: float = MARGIN) -> None:
+        """margin: share of the budget that a plan may use on calibration and held-out inputs; 1 bounds no other errors."""
         self.bench, self.score = bench, score
+        self.margin, self.limit = margin, margin * bench.max_error
         model, options = bench.subject.model, bench.options
         spans = spans_of(model, options.schemes, bench.subject.batches, options.seed)
         self.model = QuantizedModel(model, spans)
@@ -68,7 +83,7 @@ class QuantizedPlans:
 
     def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
         """Search a plan that uses only `schemes`: the verified choice within all limits with the fewest bits."""
-        subject, limit, groups = self.bench.subject, self.bench.max_error, self.groups
+        subject, limit, groups = self.bench.subject, self.limit, self.groups
         last = len(self.verified) + VERIFICATIONS
         search = Search(
             groups,
@@ -97,6 +112,7 @@ class QuantizedPlans:
             single_errors=search.sum_of_singles(choice),
             calibration_error=one.measured,
             held_out_error=one.held_out if subject.held_out else None,
+            pasted_error=self._pasted_error(layers),
             verified_by=one.by,
             despite=self._despite(layers, one),
             score=one.score,
@@ -121,30 +137,61 @@ class QuantizedPlans:
         return {key: scheme for group, scheme in zip(self.groups, choice, strict=True) for key in group.keys}
 
     def _verify(self, choice: Choice) -> Verified:
-        subject, schemes, limit, score = self.bench.subject, self._schemes(choice), self.bench.max_error, None
-        by, errors = "emulation", [self.known[choice].error, self.run(schemes, subject.held_out).error]
+        """Run a choice on calibration and held-out inputs, in torchao if it has kernels, and bound unseen inputs' errors."""
+        schemes, by, score = self._schemes(choice), "emulation", None
+        ran = self._errors(schemes, by)
         if self.model.runs_in_torchao(schemes):
-            ran = [self.run(schemes, batches, "torchao").error for batches in (subject.batches, subject.held_out)]
-            by, errors = ("torchao", ran) if math.isfinite(sum(ran)) else (by, errors)
-        error = worst_of(errors)
-        if self.score is not None and error <= limit:
+            in_torchao = self._errors(schemes, "torchao")
+            if math.isfinite(in_torchao.worst):
+                ran, by = in_torchao, "torchao"
+        error = ran.worst
+        if self.score is not None and error <= self.limit:
             score = self.score.score_of(self.model.model, partial(self.model.under, schemes), self.bench.options)
         if not math.isfinite(error) or (score is not None and not score.holds):
-            error = REFUSED * limit
-        return Verified(by, errors[0], errors[1], error, score)
+            error = REFUSED * self.limit
+        return Verified(by, ran.measured, ran.held_out, error, score)
+
+    def _errors(self, schemes: Mapping[str, str], by: str) -> _Errors:
+        """Errors of {layer: scheme} on calibration and held-out inputs, and their bound for unseen inputs."""
+        subject, distance = self.bench.subject, self.bench.yardstick.distance
+        try:
+            pairs = [list(self._outputs(schemes, batches, by)) for batches in (subject.batches, subject.held_out)]
+            measured, held_out = (worst_of([distance(*pair) for pair in each]) for each in pairs)
+            bound = worst_of([bound_of(each, distance) for each in pairs]) if self.margin < 1 else 0.0
+        except Exception as error:
+            let_through(error)
+            return _Errors(math.inf, math.inf, math.inf)
+        return _Errors(measured, held_out, worst_of([measured, held_out, self.margin * bound]))
+
+    def _pasted_error(self, schemes: Mapping[str, str]) -> float | None:
+        """The worst error of torchao's code as it is emitted, with all other layers in BF16; None if it cannot run here."""
+        if not self.model.runs_in_torchao(schemes):
+            return None
+        batches = (*self.bench.subject.batches, *self.bench.subject.held_out)
+        distance = self.bench.yardstick.distance
+        try:
+            error = worst_of([distance(*pair) for pair in self._outputs(schemes, batches, "pasted")])
+        except Exception as failure:  # the model's own code may mix FP32 values with BF16 weights
+            let_through(failure)
+            return None
+        return error if math.isfinite(error) else None
 
     def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> Run:
         """Run the model under {layer: scheme}; error inf if it raises. by: quantizes by `emulation` or `torchao`."""
-        bench, errors, changes = self.bench, list[float](), list[torch.Tensor]()
+        yardstick, errors, changes = self.bench.yardstick, list[float](), list[torch.Tensor]()
         try:
-            for batch in batches:
-                reference, outputs = bench.reference(batch), self.model.outputs(schemes, batch, bench.options.seed, by)
-                errors.append(bench.yardstick.distance(reference, outputs))
-                changes.append(change_of(reference, outputs, bench.yardstick))
+            for reference, outputs in self._outputs(schemes, batches, by):
+                errors.append(yardstick.distance(reference, outputs))
+                changes.append(change_of(reference, outputs, yardstick))
         except Exception as error:
             let_through(error)
             return Run(math.inf, torch.zeros(0))
         return Run(worst_of(errors), torch.cat(changes) if changes else torch.zeros(0))
+
+    def _outputs(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str) -> Iterator[Pair]:
+        """FP32's and the quantized model's outputs on each batch."""
+        for batch in batches:
+            yield self.bench.reference(batch), self.model.outputs(schemes, batch, self.bench.options.seed, by)
 
     def _bytes(self, schemes: Mapping[str, str]) -> float:
         """Bytes of all parameters and buffers under {layer: scheme}; other floating-point tensors take 16 bits."""

@@ -128,6 +128,13 @@ class QuantizedPlan:
         Mapping[str, str],
         FileField("layers that the plan quantizes although they are unsafe or untested alone, with the reason"),
     ] = empty()
+    pasted_error: Annotated[
+        float | None,
+        FileField(
+            "measured error of torchao's code with all other layers in BF16, its default, on calibration and held-out inputs; "
+            "`null`: a layer needs a GPU, or the model does not run in BF16"
+        ),
+    ] = None
     score: Annotated[Score | None, FileField("the user's score under the plan; `null`: none")] = None
     runs: Annotated[int, FileField("number of model runs from which layers were chosen", least=0)] = 0
     tested: Annotated[

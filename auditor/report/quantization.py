@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ..artefact.libraries import LIBRARIES, code_of, quantized_plan
 from ..numerics.formats import label
 from ..numerics.schemes import SCHEMES
+from ..plan.search import MARGIN
 from ..records.audit import Audit
 from ..records.quantization import KEEP, MIXED, QuantizedLayer, QuantizedPlan
 from .blocks import Block, Code, Fold, Grid, Prose
@@ -45,7 +46,7 @@ PLAN_COLUMNS: Mapping[str, Callable[[QuantizedPlan], str]] = {
     "Runs": lambda plan: f"{plan.runs:,}",
 }
 PLANS = (
-    "Each plan uses the fewest bits per weight that the search found within the error budget. Bits: mean bits per weight over the whole model, scales of blocks included. "
+    "Each plan uses the fewest bits per weight that the search found within 80 % of the error budget, since other inputs may have larger errors. Bits: mean bits per weight over the whole model, scales of blocks included. "
     "Of layers: the same over all layers that a scheme can quantize. Weights: memory of all weights, with 16 bits where not quantized. Share, Time: this memory, and the predicted time, "
     "relative to the model in 16 bits. Error: error on the calibration inputs, with all other layers in FP32. Held-out: the same on the held-out inputs. Predicted: "
     "error predicted from the output changes of each group of layers alone. Sum of single: sum of the layers' single effects. Runs: number of model runs in the search."
@@ -109,7 +110,7 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
     kept = _layers_of(plan, "")
     budget = "limits of all criteria" if audit.criteria else f"error budget of {ratio(audit.max_error)}"
     if len(kept) == len(plan.layers):
-        why = f"none of the {count(plan.tested, 'tested choice')} of layers is within the {budget}"
+        why = f"none of the {count(plan.tested, 'tested choice')} of layers is within {MARGIN:.0%} of the {budget}"
         if not plan.tested:
             why = "no run with a quantized layer gave finite outputs"
         return f"{quantized_title(plan)}: no layer is quantized, since {why}."

@@ -231,6 +231,20 @@ def test_a_row_that_takes_the_range_of_a_tensor_is_named() -> None:
     assert (one.part, one.cause, one.place) == ("weight", "outlier row", "output channel 5")
 
 
+@pytest.mark.parametrize("texts", [1, 6, 16, 40])
+def test_outlier_tokens_are_named_however_many_there_are(texts: int) -> None:
+    """The first token of every text is a hundred times larger, and takes the range of the static scale."""
+    x = normal(texts, 12, WIDTH, seed=1)
+    x[:, 0] *= 100
+    model = seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH)))
+    one = layer(audited(model, x, formats="int8_static", max_error=0.02), "0", "int8_static")
+    rows = [12 * i for i in range(texts)]
+    more = f" and {texts - 8} more" if texts > 8 else ""
+    expected = f"row{'s' * (texts > 1)} {', '.join(map(str, rows[:8]))}{more}"
+    assert (one.part, one.cause, one.place) == ("activation", "outlier row", expected)
+    assert one.remedy == "int8"
+
+
 @pytest.mark.parametrize("bad", [1, 3])
 def test_a_planted_activation_site_is_named(bad: int) -> None:
     """Of five linear layers one reads spikes beside its input, in another channel for every row."""
