@@ -30,6 +30,7 @@ from .discover import discover, from_hub, require
 from .placement import beside
 from .state import held_outside, materialise, present, settle_precision
 from .target import Target, blame, import_target, parse, user_code
+from .texts import tokenize
 from .watch import Watch, ledger_of, watch_weights
 
 RANDOM_WEIGHTS = (
@@ -101,7 +102,7 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
 
     model, notes = _unwrap(model)
     _reject_unfit(model)
-    given = inputs.tokenize(model, given)
+    given = tokenize(model, given)
     try:
         return settle_precision(subject(arrays=False), check)
     except LoadError:

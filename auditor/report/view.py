@@ -17,7 +17,7 @@ from ..artefact.strategies import all_strategies
 from ..criteria.criterion import FLOOR
 from ..errors import AuditorError
 from ..loading.inputs import shapes_of
-from ..measure.causes import storage_notes
+from ..measure.causes import range_note, storage_notes
 from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import kept_apart, outcome
 from ..records import Batch, InputRange, NodeReport, Plan, Subject, Verification
@@ -300,6 +300,8 @@ def warnings_of(bench: Workbench, training: Training | None) -> Iterator[str]:
     """Warnings about stored weights, noise, held-out inputs, training batches, and the verification."""
     subject, noise = bench.subject, bench.noise.found
     yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
+    if margin := range_note(subject, bench.capture, bench.measured.ranges, bench.options.formats):
+        yield margin
     if noise.error > STEADY * bench.yardstick.budget:
         nodes = [bench.capture.nodes[name] for name in noise.operations]
         listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
