@@ -17,7 +17,7 @@ from ..artefact.strategies import all_strategies
 from ..criteria.criterion import FLOOR
 from ..errors import AuditorError
 from ..loading.inputs import shapes_of
-from ..measure.causes import range_note, storage_notes
+from ..measure.causes import storage_notes
 from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import kept_apart, outcome
 from ..records import Batch, InputRange, NodeReport, Plan, Subject, Verification
@@ -25,6 +25,7 @@ from ..records.audit import FILES, Audit
 from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
 from .findings import causes, repair_words
+from .margins import range_note
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, gpu_only_words, inputs_of, limit_line, proposal_words
 from .training import training_headline, training_words
