@@ -213,10 +213,11 @@ def fold_rows(model: Any) -> None:
     """Replace values that depend on the batch size alone, and are the same for each row, by one row that broadcasts: masks,
     positions. Equal rows are tested in batches of SIZES, as an exported program is in two."""
     graph = model.graph
-    sizes = {str(size) for given in graph.inputs for size in given.shape or () if not isinstance(size, int)}
+    shapes = [given.shape or () for given in graph.inputs]
+    variable = {place for shape in shapes for place, size in enumerate(shape) if not isinstance(size, int)}
     free = _free_of_data(graph)
     edge = [value for node in free for value in node.outputs if _broadcasting_uses(value, free)]
-    if len(sizes) != 1 or not edge:
+    if variable != {0} or not edge:  # inputs have one batch size, though perhaps several names for it
         return
     try:
         runs = _run_alone(model, free, edge)

@@ -24,6 +24,7 @@ from ..records.audit import FILES, Audit
 from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
 from .findings import causes, repair_words
+from .margins import range_note
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, gpu_only_words, inputs_of, limit_line, proposal_words
 from .training import training_headline, training_words
@@ -303,6 +304,8 @@ def warnings_of(bench: Workbench, training: Training | None) -> Iterator[str]:
     """Warnings about stored weights, noise, held-out inputs, training batches, and the verification."""
     subject, noise = bench.subject, bench.noise.found
     yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
+    if margin := range_note(subject, bench.capture, bench.measured.ranges, bench.options.formats):
+        yield margin
     if noise.error > STEADY * bench.yardstick.budget:
         nodes = [bench.capture.nodes[name] for name in noise.operations]
         listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))

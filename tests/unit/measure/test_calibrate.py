@@ -171,6 +171,40 @@ def test_bf16_beyond_the_range_of_fp16() -> None:
     )
 
 
+def margins(model: nn.Module, formats: Any = ("fp16", "bf16")) -> list[str]:
+    """What an audit says of activations beside FP16's range."""
+    found = auditor.audit(model, torch.ones(2, 8), formats=formats, quick=True)
+    return [text for text in found.warnings if text.startswith("The model was stored in")]
+
+
+class Masked(nn.Sequential):
+    """A large number of the code's own, which is no activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.masked_fill(y > 1e30, -1e9).clamp(min=-100.0)
+
+
+def test_a_model_stored_in_bf16_is_told_its_distance_from_the_end_of_fp16() -> None:
+    def scaled(largest: float, kind: type[nn.Sequential] = nn.Sequential) -> nn.Module:
+        model = kind(nn.Linear(8, 1, bias=False))
+        model[0].weight.data = torch.full((1, 8), largest / 8)
+        return model.bfloat16()
+
+    (near,) = margins(scaled(16384.0))
+    assert near.startswith(
+        "The model was stored in BF16, and FP16 ends at 65,504. The largest activation on these inputs, in 0"
+    )
+    assert near.endswith("is 1.64e+04, 4 times below that. Larger inputs may exceed FP16, but not BF16.")
+    (beyond,) = margins(scaled(131072.0))
+    assert beyond.endswith("is 1.31e+05, which overflows in FP16.")
+    (masked,) = margins(scaled(64.0, Masked))
+    assert "is 64, 1.02e+03 times below that" in masked
+    assert margins(scaled(16384.0), "bf16") == []
+    assert margins(scaled(16384.0).float()) == []
+    assert margins(scaled(16384.0).half()) == []
+
+
 @pytest.mark.parametrize(("dtype", "fmt"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
 def test_a_table_stored_in_the_format_adds_no_error_in_it(dtype: torch.dtype, fmt: str) -> None:
     model = seeded(lambda: nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 4))).to(dtype)
