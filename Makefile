@@ -8,7 +8,7 @@ PACKAGING := pyproject.toml constraints.txt
 # Hundreds of processes that tests start import the package: each one would compile it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install demo docs samples golden lint format test test-slow gpu package clean
+.PHONY: help install demo docs samples golden lint format test test-slow versions gpu package clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ test: lint $(VENV)/.tests ## Lint, then run every test that is quick
 
 test-slow: $(VENV)/.tests ## Run the oracles and the large models: about an hour (see docs/architecture.md)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 0 -m slow
+
+versions: ## Run tests in fresh environments, on the oldest and newest releases, and write docs/compatibility.md
+	$(PYTHON) -m benchmarks.versions $(NAMES)
 
 gpu: ## Hold what the CPU emulates against a GPU: half an hour of steps, into benchmarks/results/gpu/ (see benchmarks/README.md)
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(STEPS)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+
+TYPE_CHECKING = False  # as `typing` has it, whose import takes long enough for a Ctrl-C
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "1.0.0"
 

@@ -26,7 +26,7 @@ HERE = str(Path(__file__).resolve().parents[1])
 LOOK, GRACE = 0.02, 10.0
 """Seconds between two checks of a process, and seconds that an ending process has to clean up."""
 
-SOON, LAST = 0.6, 0.3
+SOON, LAST = 0.4, 0.3
 """Seconds that the process of an interrupted command has to clean up, and further seconds until all of it has ended."""
 
 MOST_FILES = 65_536

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,21 @@ def errors() -> dict[str, str]:
 def table(name: str) -> dict[str, Any]:
     """The contents of `auditor/<name>.toml`: facts about torch and devices, with sources."""
     return tomllib.loads((_PACKAGE / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers of a version: `2.15.0a0+git1` -> (2, 15, 0)."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+@cache
+def torch_release() -> tuple[int, ...]:
+    """The release of the installed torch, which is not imported for it; () without torch."""
+    try:
+        return release(metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return ()
 
 
 def tables(file: Path, slug: str) -> dict[str, Any]:

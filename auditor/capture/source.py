@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import re
@@ -29,7 +30,6 @@ _GENERATED = "<eval_with_key>"
 PATCHED = "patched_model.py"
 """Name of the generated file with a model's plans: its lines pass calls on to the user's code."""
 _MODULE = nn.Module.__call__.__code__.co_filename
-_AUTOGRAD = torch.autograd.function.__file__
 _PASSING_ON = frozenset({"__torch_function__", "__torch_dispatch__"})
 """Functions that only dispatch an operation that another source line called."""
 _INLINE = re.compile(r"\.<locals>\.<(?:list|set|dict)comp>|\.<locals>\.<genexpr>")
@@ -107,10 +107,23 @@ def is_installed(path: str) -> bool:
 def _is_forward(frame: FrameType) -> bool:
     """Whether a stack frame runs a module's forward: a function called `forward` (but not an autograd.Function's), or a
     function that replaces it."""
-    caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
     if _function(frame.f_code).rpartition(".")[2] == "forward":
-        return caller != _AUTOGRAD
-    return caller == _MODULE
+        return not _is_of_autograd(frame.f_code)
+    return frame.f_back is not None and frame.f_back.f_code.co_filename == _MODULE
+
+
+@cache
+def _is_of_autograd(code: CodeType) -> bool:
+    """Whether this is the forward of an autograd.Function. Its caller does not show that: torch 2.14 calls it from C++."""
+    kinds = [torch.autograd.Function]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        own = vars(kind).get("forward")
+        function = inspect.unwrap(getattr(own, "__func__", own)) if own is not None else None
+        if getattr(function, "__code__", None) is code:
+            return True
+    return False
 
 
 def _place(frame: FrameType) -> Place:

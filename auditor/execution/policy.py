@@ -13,12 +13,13 @@ from torch import fx
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
 from ..numerics.autocast import autocast_arguments
+from ..numerics.autocast_lists import Treatment
 from ..numerics.casting import asked_for, format_in, like, round_tree, widen
 from ..numerics.formats import FORMATS, format_of, is_low
 from ..numerics.fp32_output import multiply
 from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.nodes import dtype, target_of, tensors_in
-from ..numerics.operations import Treatment, operation
+from ..numerics.operations import operation
 from ..records import AutocastRegion, Call, Capture, Literals, Node, Placeholder, ScopeChoice
 from ..records.paths import FP32_OUTPUT, enclosing_paths, function_in, nearest, nearest_above, of_function, within
 from .execute import Semantics, ValueOf, readers_of, with_literals

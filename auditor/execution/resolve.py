@@ -195,11 +195,10 @@ class _Algebra(Semantics):
         fx.node.map_arg((n.args, n.kwargs), read.append)
         given = [(handed[source.name] or "fp32" * kinds[source].complex, kinds[source].scalar) for source in read]
         floats = [(format, scalar) for format, scalar in given if format]
-        if kinds[n].complex:  # low if all inputs are in one low format and torch has complex numbers of it
+        if kinds[n].complex:  # low if all inputs are in one low format and CUDA computes with complex numbers of it
             formats = {handed[source.name] for source in read if handed[source.name] or kinds[source].complex}
             low = formats.pop() if len(formats) == 1 else ""
-            real = FORMATS[low].dtype if is_low(low) else None
-            return low if real is not None and real.to_complex().to_real() is real else "", False
+            return low if is_low(low) and FORMATS[low].dtype is torch.float16 else "", False
         if not _moves(own) or not floats:
             return own, False
         row = row_of(n)

@@ -23,6 +23,7 @@ from ..numerics.entries import extent, tensors_in
 from ..numerics.formats import dtype_name
 from ..records import Batch
 from . import diffusion_inputs
+from .kinds import image_sides, suggest_inputs
 from .sentence_inputs import TEXTS, features_of
 from .state import convert_errors
 from .statedicts import read_tensors
@@ -126,7 +127,7 @@ def from_model(model: nn.Module, seed: int) -> Inputs:
             return Inputs((batch,), source, synthetic=True)
         except Exception as raised:  # a wrong guess may fail in any way
             error = raised
-    hint = "define get_inputs() in the model's file, or pass --inputs 'x:float32[1,3,224,224]'"
+    hint = f"define get_inputs() in the model's file, or pass --inputs '{suggest_inputs(model)}'"
     why = f" found for forward({', '.join(required_arguments(model.forward))})"
     why = f", and the model does not run on generated inputs ({blame(error)})" if error else why
     raise LoadError(f"no example inputs{why}: {hint}", slug="no-inputs") from error
@@ -262,8 +263,8 @@ def _values(match: re.Match[str], model: nn.Module) -> Tensor:
 
 
 def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
-    """Inputs to try, with their source: of the sizes that timm or a config declares; `dummy_inputs`; one tensor in each
-    shape that suits the first layer with weights."""
+    """Inputs to try, with their source: of the sizes that timm or a config declares; `dummy_inputs`; images of the sizes
+    that an image transformer takes; one tensor in each shape that suits the first layer with weights."""
     declared: Mapping[str, Callable[[], Any]] = {
         "generated in the size that timm declares": lambda: torch.randn(BATCH, *model.pretrained_cfg["input_size"]),
         "generated in the sizes of the config": lambda: _of_hugging_face(model),
@@ -279,6 +280,11 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
     if diffusion_inputs.is_of_diffusers(model):
         for batch in diffusion_inputs.batches_of(model):
             yield batch, "generated in the sizes of the config"
+    if len(required_arguments(model.forward)) < 2:
+        for side in dict.fromkeys(image_sides(model)):
+            for channels in _channels(model):
+                tensor = torch.randn(BATCH, channels, side, side, dtype=torch.float32)
+                yield ((tensor,), {}), f"generated as images of {side} by {side}, which its patches add up to"
     layers = [(name, part) for name, part in model.named_modules() if _shapes(part)]
     for name, layer in layers[:1] if len(required_arguments(model.forward)) < 2 else ():
         rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
@@ -286,6 +292,12 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
             # in FP32, whatever default dtype the user's file has set
             tensor = torch.randint(rows, shape) if rows else torch.randn(shape, dtype=torch.float32)
             yield ((tensor,), {}), f"generated for {name or 'the root'} ({type(layer).__name__})"
+
+
+def _channels(model: nn.Module) -> tuple[int, ...]:
+    """The number of channels of a model's images, or those to try."""
+    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
+    return (first.in_channels,) if first is not None else (3, 1)
 
 
 def _of_hugging_face(model: Any) -> dict[str, Tensor]:

@@ -12,19 +12,9 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Literal
 
-from ..resources import table
+from ..resources import release, table, torch_release
+from .autocast_lists import Treatment, autocast_lists
 from .formats import FORMATS
-
-Treatment = Literal["lower", "fp32", "fp32_unless_dtype", "promote", "banned", "none"]
-
-_LISTS: tuple[tuple[str, Treatment], ...] = (
-    ("lower_precision", "lower"),
-    ("fp32", "fp32"),
-    ("fp32_append_dtype", "fp32"),
-    ("fp32_unless_dtype_given", "fp32_unless_dtype"),
-    ("promote", "promote"),
-    ("banned", "banned"),
-)
 
 
 @dataclass(frozen=True)
@@ -141,7 +131,10 @@ def operation(op: str) -> Operation:
     refused = frozenset(
         each.name
         for each in FORMATS.values()
-        if each.low and each.native and _matches(own, missing["in_both"], missing.get(f"in_{each.name}", ()))
+        if each.low
+        and each.native
+        and _matches(own, missing["in_both"], missing.get(f"in_{each.name}", ()))
+        and not _matches(own, *_added(each.name))
     )
     listed = refused or any(treatment(op, device) != "none" for device in ("cuda", "cpu"))
     return replace(
@@ -163,13 +156,14 @@ def treatment(op: str, device: str = "cuda") -> Treatment:
     operators.
     """
     name, _, overload = op.removeprefix("aten.").partition(".")
-    names = {name, f"{name}.{overload}"}
-    policy = table("numerics/autocast")[device]
-    for rows in (policy, policy.get("composites", {})):
-        for key, result in _LISTS:
-            if names & set(rows.get(key, ())):
-                return result
-    return "none"
+    lists = autocast_lists(device)
+    return lists.get(f"{name}.{overload}", lists.get(name, "none"))
+
+
+def _added(fmt: str) -> list[Sequence[str]]:
+    """The operations for which releases up to the torch at hand have added a CUDA kernel in a format."""
+    rows = table("numerics/cuda_kernels")["missing"]["added"]
+    return [row[f"in_{fmt}"] for row in rows if release(row["torch"]) <= torch_release()]
 
 
 def _matches(packet: str, *patterns: Sequence[str]) -> bool:

@@ -53,9 +53,10 @@ class FileField:
             case "tuple":
                 return {**schema, "items_schema": [self._narrow(item) for item in schema["items_schema"]]}
             case "dict":
-                keys = schema["keys_schema"]
+                keys = schema.get("keys_schema", core_schema.any_schema())  # pydantic 2.7 leaves out `Any`
+                values = schema.get("values_schema", core_schema.any_schema())
                 keys = core_schema.int_schema(ge=EXPONENTS[0], le=EXPONENTS[1]) if keys["type"] == "int" else keys
-                return {**schema, "keys_schema": keys, "values_schema": self._narrow(schema["values_schema"])}
+                return {**schema, "keys_schema": keys, "values_schema": self._narrow(values)}
             case "float":
                 limited = core_schema.float_schema(ge=self.least, le=self.most, strict=True)
                 encode = core_schema.plain_serializer_function_ser_schema(self._number)

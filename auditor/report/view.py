@@ -27,6 +27,7 @@ from .findings import causes, repair_words
 from .margins import range_note
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, gpu_only_words, inputs_of, limit_line, proposal_words
+from .releases import untested_words
 from .training import training_headline, training_words
 from .words import VERDICTS, compact, count, label, magnitude, op, printable, ratio, scope, sentence, shorten, terms
 
@@ -220,6 +221,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
         yield f"torch cannot compute in {simulated}: results were rounded to the format, and plans in the format were not run."
     if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
         yield f"Not tested: {', '.join(untested)}; the layer table gives the reasons."
+    yield from untested_words(audit.environment.torch)
     yield from map(sentence, audit.warnings)
 
 

@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from auditor.numerics import operations
 from auditor.numerics.casting import format_in, in_format, round_tree, scalars_lowered, widen
 from auditor.numerics.formats import FORMATS, format_of
 from auditor.numerics.kernels import CUDA_ARITHMETIC, UnsupportedInFormat, rounding, run_op
 from auditor.numerics.nodes import operation_of
 from auditor.numerics.operations import operation
 from auditor.numerics.scans import transformed_lengths
+from auditor.resources import torch_release
 from tests.support.opinfo import HALVES, has_half, infos
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -249,8 +251,12 @@ def test_other_lengths_are_refused_in_float16_and_all_in_bfloat16() -> None:
         UnsupportedInFormat, match="fft_fft has no float16 kernel on CUDA for length 12, which is not a power"
     ):
         run_op(aten.fft_fft.default, (REAL, 12), {})
-    with pytest.raises(UnsupportedInFormat, match="fft_fft has no bfloat16 kernel on CUDA"):
-        run_op(aten.fft_fft.default, (REAL.bfloat16(),), {})
+    if torch_release() < (2, 14):
+        with pytest.raises(UnsupportedInFormat, match="fft_fft has no bfloat16 kernel on CUDA"):
+            run_op(aten.fft_fft.default, (REAL.bfloat16(),), {})
+    else:
+        wide = run_op(aten.fft_fft.default, (REAL.bfloat16(),), {})
+        assert torch.equal(wide, torch.fft.fft(REAL.bfloat16().float()))
     with pytest.raises(UnsupportedInFormat, match="for length 14"):
         run_op(aten.fft_irfft.default, (PAIRS,), {})
 
@@ -298,3 +304,13 @@ def test_an_fp32_window_makes_a_transform_compute_in_fp32(low: torch.dtype) -> N
 def test_numbers_that_are_made_on_another_device_stay_there() -> None:
     made = run_op(aten.linspace.default, (-1, 1, 5), {"dtype": torch.float16, "device": torch.device("meta")})
     assert (made.device.type, made.dtype) == ("meta", torch.float16)
+
+
+def test_kernels_that_a_release_has_added_are_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.14 has `angle` in half, and FFTs of bfloat16 numbers, whose complex numbers stay float32."""
+    for release, refused in (((2, 13, 1), {"fp16", "bf16"}), ((2, 14), set()), ((2, 15, 0), set())):
+        monkeypatch.setattr(operations, "torch_release", lambda release=release: release)
+        row = operations.operation.__wrapped__
+        assert row("aten.angle.default").refused_on_cuda == refused
+        assert row("aten.fft_rfft.default").refused_on_cuda == refused - {"fp16"}
+        assert row("aten.linalg_qr.default").refused_on_cuda == {"fp16", "bf16"}
