@@ -150,9 +150,7 @@ class Observer:
             said = "`backward` runs inside the autocast region, which also casts operations of the backward pass: leave the region first"
             self._report("backward-in-autocast", said, line)
         if self._inner and not self._reads_scale:
-            said = (
-                "inner gradients of a scaled loss are used with their scale: divide them by `scaler.get_scale()` first"
-            )
+            said = "gradients from `autograd.grad`, such as those of a gradient penalty, are still multiplied by the loss scale: divide them by `scaler.get_scale()` first"
             self._report("inner-gradients-scaled", said, self._inner)
         self._inner = ""
         parameters = [p for one in self._optimizers for p in _parameters(one)]
@@ -200,7 +198,10 @@ class Observer:
             said = f"{name}.step() is not skipped if gradients overflow: call `scaler.step(optimizer)`"
             self._report("update-not-skipped", said)
         elif "used" in states and direct:
-            self._report("updated-twice", f"{name} updates the weights twice with the same gradients")
+            self._report(
+                "updated-twice",
+                f"{name} updates the weights twice with the same gradients: call `step` once after each backward pass",
+            )
         elif direct and (known := states.get("plain")) and known.fp16:
             said = "FP16 gradients of a loss without a scale underflow to zero: use a GradScaler"
             self._report("no-scaler", said, known.line)
@@ -231,7 +232,7 @@ class Observer:
         if scaler:
             self._inner = line
         elif is_fp16:
-            said = "inner gradients of FP16 operations are computed without a loss scale, and underflow to zero: "
+            said = "gradients from `autograd.grad` of FP16 operations are computed without a loss scale, and underflow to zero: "
             said += "pass `scaler.scale(outputs)` to `autograd.grad`, and divide its result by `scaler.get_scale()`; or compute them in FP32"
             self._report("inner-gradients-not-scaled", said, line)
 
@@ -396,15 +397,21 @@ class Observer:
                 said = f"`backward` adds scaled gradients to gradients of {name} that are unscaled already: call `unscale_` after the last `backward`"
                 self._report("backward-after-unscale", said, one.after_unscale)
             elif one.updated:
-                said = f"`update()` runs between `backward` and `scaler.step()` of {name}, whose gradients have the loss scale of before: call it once, after all `scaler.step()`"
+                said = f"`update()` runs between `backward` and `scaler.step()` of {name}, whose gradients still carry the old loss scale: call it once, after all `scaler.step()`"
                 self._report("update-before-step", said, one.updated)
             elif one.state == "plain":
                 said = f"the loss is not multiplied by the loss scale, but gradients of {name} are divided by it: call `scaler.scale(loss).backward()`"
                 self._report("loss-not-scaled", said, one.line)
             elif one.state == "unscaled":
-                self._report("unscale-twice", f"gradients of {name} are divided by the loss scale twice")
+                self._report(
+                    "unscale-twice",
+                    f"gradients of {name} are divided by the loss scale twice: call `unscale_` once before each `scaler.step()`",
+                )
             elif one.state == "used":
-                self._report("updated-twice", f"{name} updates the weights twice with the same gradients")
+                self._report(
+                    "updated-twice",
+                    f"{name} updates the weights twice with the same gradients: call `step` once after each backward pass",
+                )
             elif one.state == "scaled" and one.scaler != id(scaler):
                 said = f"another GradScaler scaled the loss of {name}: use the same for `scale` and `step`"
                 self._report("other-scaler", said)
@@ -460,10 +467,13 @@ class Observer:
         if scaled is not None and math.isfinite(limit):
             scale = self._scale_of(self.used_scalers.get(scaled.scaler or 0))
             if not (self._reads_scale and limit >= UNLIMITED * scale):
-                said = f"`{name}` clips gradients that are still multiplied by the loss scale, {scale:g}, so that their limit is {limit / scale:.2g} instead of {limit:g}: call `scaler.unscale_(optimizer)` before"
+                said = f"`{name}` clips gradients that are still multiplied by the loss scale, {scale:g}, so that their limit is {limit / scale:.2g} instead of {limit:g}: call `scaler.unscale_(optimizer)` before the clipping"
                 self._report("clip-before-unscale", said)
         elif any(one.state == "used" for one in known.values()) and math.isfinite(limit):
-            self._report("clip-after-step", f"`{name}` runs after the update, which used gradients without a limit")
+            self._report(
+                "clip-after-step",
+                f"`{name}` runs after the update, which used gradients without a limit: clip before `step`",
+            )
         result = call(listed, *args, **kwargs)
         for p, one in known.items():
             one.identity = _identity(p)

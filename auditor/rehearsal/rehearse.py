@@ -54,8 +54,8 @@ OFF = 0.25
 """Largest tolerated difference between a recipe's loss and FP32's at the same weights, relative to FP32's loss or, if
 larger, to its scatter."""
 HARM = {
-    "updates_lost": "of the updates with a non-zero gradient change no weight, since they are below half the spacing of {} numbers",
-    "decay_lost": "of the weights are not changed by weight decay, since its change is below half the spacing of {} numbers",
+    "updates_lost": "of the weight updates are lost to rounding, since each is below half the spacing of {} numbers",
+    "decay_lost": "of the weights stay the same under weight decay, since its change is below half the spacing of {} numbers",
     "second_moment_stuck": "of Adam's second moments that should change stay constant",
     "second_moment_zero": "of Adam's second moments with a non-zero gradient are zero",
 }
@@ -136,7 +136,7 @@ def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
     yield from recipe_as_written(session)
     yield Recipe("bf16_autocast", "BF16 under autocast", "bf16")
     yield Recipe("fp16_autocast", "FP16 under autocast, GradScaler", "fp16", scale=FIRST_SCALE)
-    yield Recipe("bf16", "BF16 throughout", "bf16", stored=True)
+    yield Recipe("bf16", "pure BF16 (weights, gradients, optimizer)", "bf16", stored=True)
     if isinstance(plan, Audit):
         trained = (plan.plans.get(name or "") for name in (plan.recommended, "autocast_bf16", "autocast_fp16"))
         plan = next((one for one in trained if one is not None and one.strategy == "autocast"), None)
@@ -203,7 +203,10 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
         yield problem("sums-rounded", f"{said} but only by {wide:.1%} if they are summed in FP32")
     if error > tolerated_error(noise):
         worst = max(run.parameters, key=lambda name: run.share("error", name) or 0.0)
-        said = f"gradients differ from FP32's by {error:.0%}, most in {worst}; FP32 gradients of two batches differ by {noise:.0%}"
+        said = (
+            f"gradients differ from FP32's by {error:.0%}, above the tolerated {tolerated_error(noise):.0%}, most in {worst}: "
+            "keep its module in FP32"
+        )
         yield problem("gradients-off", said, worst.rpartition(".")[0])
 
 
@@ -274,7 +277,7 @@ def recommend(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) 
     if skipped := len(run.skipped):
         text += f". {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
     lean = [one.recipe for one in others if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
-    saves = f" {lean[0].title} has no problem either, and needs less memory." if lean else ""
+    saves = f" There is no problem with {lean[0].title} either, which needs less memory." if lean else ""
     return run.recipe.name, f"{found}{text}.{saves}"
 
 
@@ -288,5 +291,5 @@ def _problems_as_written(runs: Mapping[str, RecipeRun], problems: Sequence[Recip
     if run.failure is not None:
         outcome = f"it stops in step {len(run.losses)}"
     else:
-        outcome = f"its last loss is {run.last_loss():.4g}, in FP32 {runs['fp32'].last_loss():.4g}"
-    return f"As written, the step has {number}, first {own[0].kind}{place}; {outcome}. "
+        outcome = f"its final loss is {run.last_loss():.4g}, in FP32 {runs['fp32'].last_loss():.4g}"
+    return f"As written, the step has {number}, the first is {own[0].kind}{place}; {outcome}. "

@@ -493,8 +493,7 @@ class Session:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
             raise bad_step(f"the step creates its own {kind}, or calls it only in later steps: {advice}")
         if any(map(callable, (*args, *kwargs.values()))):
-            advice = "which may run the model repeatedly: rehearse another optimizer"
-            raise bad_step(f"{kind}.step gets a closure, {advice}")
+            raise bad_step(f"{kind} needs a closure, which may run the model repeatedly: rehearse another optimizer")
         self._used.add(id(optimizer))
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         as_written = self._keeps_scalers()

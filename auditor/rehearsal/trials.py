@@ -277,7 +277,7 @@ def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> Step
     if firsts:
         return _of_write(min(firsts, key=lambda each: each.write.number), scale, step)
     if both != names and (line := _first_other_read(plain, scaled)):
-        said = f"whether the weights are updated depends on a value that is still multiplied by the loss scale, {scale:g}: call `scaler.unscale_(optimizer)` before, or use the loss itself"
+        said = f"whether the weights are updated depends on a value that is still multiplied by the loss scale, {scale:g}: call `scaler.unscale_(optimizer)` before that, or use the loss itself"
         return StepFinding("decided-by-scaled-value", said, line, step)
     line = next((update.line for update in (*scaled.updates, *plain.updates)), "")
     said = "the update depends on the loss scale, although the loss and its gradients should be divided by it again"
@@ -322,7 +322,7 @@ def _of_write(first: _Difference, scale: float, step: int) -> StepFinding:
     if _is_near(first.plain_factor, 1.0) and _is_near(first.scaled_factor, 1 / scale):
         said = f"`{write.operation}` divides gradients by the loss scale, and `scaler.step` divides them again: use `scaler.unscale_(optimizer)` instead"
         return StepFinding("unscale-twice", said, write.line, step)
-    said = f"`{write.operation}` changes gradients that are still multiplied by the loss scale, {scale:g}, and not in proportion to them: call `scaler.unscale_(optimizer)` before"
+    said = f"`{write.operation}` changes gradients that are still multiplied by the loss scale, {scale:g}, and not in proportion to them: call `scaler.unscale_(optimizer)` before it"
     return StepFinding("change-before-unscale", said, write.line, step)
 
 

@@ -17,23 +17,23 @@ POINTS, WORST = 120, 12
 SHARES = {"updates_lost": "Updates lost", "decay_lost": "Decay lost", "second_moment_stuck": "2nd moment stuck"}
 MEASURES = {"error": "Gradient error", **SHARES}
 CAPTION = (
-    "Last loss: mean over the last steps. Skipped: number of steps without an update. The other columns are means over the last third of the sampled steps, "
-    "and empty where they do not apply. Gradient error: relative L2 difference from FP32 gradients at the same weights. Updates lost, Decay lost: of the weights that their update, "
-    "or weight decay, should change, the share that stays the same. 2nd moment stuck: of Adam's second moments that should change, the share that stays the same."
+    "Final loss: mean over the last steps. Skipped: number of steps without an update. The other columns are means over the last third of the sampled steps, "
+    "and empty where they do not apply. Gradient error: relative L2 difference from FP32 gradients at the same weights. Updates lost, Decay lost: share of the weights "
+    "that stay the same although their update, or weight decay, is not zero. 2nd moment stuck: of Adam's second moments that should change, the share that stays the same."
 )
 
 
 def overview(result: Rehearsal) -> list[Block]:
     """Blocks of the page: verdict, recipes, and problems with their remedies."""
     about = f"{count(result.steps, 'step')} of {result.target} in each recipe, on {count(result.batches, 'batch', 'batches')}"
-    heads = ("Recipe", "Last loss", "Skipped", *MEASURES.values(), "")
+    heads = ("Recipe", "Final loss", "Skipped", *MEASURES.values(), "")
     rows = tuple(_row(result, name, run) for name, run in result.runs.items())
     entries = [item for name, run in result.runs.items() if not run.recipe.repairs for item in _entries(result, name)]
     several = f"{count(len(entries), 'problem')} in recipes that are not recommended"
     fp32 = result.runs["fp32"]
     zero = [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]
     zeros = f"Gradients that were zero in every sampled step: {', '.join(shorten(zero, 4, 'rehearsal.json'))}."
-    noise = f"FP32 gradients of two batches differ by {or_blank(fp32.share('error'), ratio)}; gradient errors far below this value matter less."
+    noise = f"FP32 gradients of two batches differ by {or_blank(fp32.share('error'), percent)} (relative L2): gradient errors far below this value average out."
     emulated = f"The steps ran on a CPU that emulates a GPU. Problems that appear after more than {count(result.steps, 'step')} are not detected."
     return [
         Prose(f"Rehearsal of {result.target}", (about,), "title"),
@@ -93,7 +93,7 @@ def _variants(result: Rehearsal, name: str) -> list[str]:
     for other, run in result.runs.items():
         if run.recipe.repairs == name:
             left = [f"{one.kind}, {one.text}" for one in result.problems_of(other)]
-            lines.append(f"{run.recipe.title}: {'; '.join(left) or 'no problem'}; last loss {run.last_loss():.4g}.")
+            lines.append(f"{run.recipe.title}: {'; '.join(left) or 'no problem'}; final loss {run.last_loss():.4g}.")
     return lines
 
 
@@ -103,7 +103,7 @@ def step_code(result: Rehearsal) -> str:
     if recipe.name == "fp32" and AS_WRITTEN in result.runs:
         return "# FP32: FP32 weights, without autocast regions and without a GradScaler.\n"
     if recipe.name in ("fp32", AS_WRITTEN):
-        return f"# {recipe.title}: leave the training step as it is.\n"
+        return f"# {recipe.title}: recommended as it is, no change is needed.\n"
     dtype = f"torch.{'bfloat16' if recipe.format == 'bf16' else 'float16'}"
     lines = ["import torch", ""]
     if recipe.name.startswith("plan"):
@@ -139,7 +139,7 @@ def step_code(result: Rehearsal) -> str:
 
 def _recipes(result: Rehearsal) -> list[Block]:
     """The table of recipes, with the meaning of its columns."""
-    heads = ("Recipe", "Result", "Last loss", "Skipped", *MEASURES.values())
+    heads = ("Recipe", "Result", "Final loss", "Skipped", *MEASURES.values())
     rows = []
     for name, run in result.runs.items():
         title, *values, state = _row(result, name, run)
@@ -175,7 +175,7 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
     losses = [_curve(run, enumerate(run.losses)) for run in shown]
     errors = [_curve(run, zip(run.steps, run.errors, strict=True)) for run in shown]
     of_losses = "Loss of each recipe on the same batches. Each point is the mean of neighboring steps."
-    of_errors = "Logarithmic. Relative L2 difference of all gradients from FP32 gradients at the same weights; of FP32, the difference between two batches."
+    of_errors = "Logarithmic. Relative L2 difference of all gradients from FP32 gradients at the same weights. The curve of FP32 is the difference between two batches."
     ticks = [(step, f"{step:,}") for step in round_steps(result.steps - 1)]
     for label, about, curves in (("Loss", of_losses, losses), ("Gradient error", of_errors, errors)):
         yield from line_chart(label, about, curves, max(result.steps - 1, 1), "step", ticks, linear=label == "Loss")

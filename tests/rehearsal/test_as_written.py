@@ -510,7 +510,7 @@ def test_the_step_as_written_is_the_first_recipe_and_its_findings_come_first() -
     assert (first.recipe, first.kind) == ("as_written", "clip-before-unscale")
     assert first.line.startswith("test_as_written.py:")
     assert found.recommendation.startswith(f"As written, the step has {len(found.problems_of('as_written'))} problems")
-    assert f"first clip-before-unscale ({first.line})" in found.recommendation
+    assert f"the first is clip-before-unscale ({first.line})" in found.recommendation
     assert found.recommended != "as_written"
     assert found.to_dict()["problems"][0]["line"] == first.line
     verdict = next(block for block in overview(found) if isinstance(block, Prose) and block.label == "Verdict")

@@ -14,7 +14,7 @@ ISLAND = {"precision": "fp32"}
 RECIPES = {
     "bf16_autocast": Recipe("bf16_autocast", "BF16 under autocast", "bf16"),
     "fp16_autocast": Recipe("fp16_autocast", "FP16 under autocast, GradScaler", "fp16", scale=1024.0),
-    "bf16": Recipe("bf16", "BF16 throughout", "bf16", stored=True),
+    "bf16": Recipe("bf16", "pure BF16 (weights, gradients, optimizer)", "bf16", stored=True),
     "bf16_kahan_sums": Recipe(
         "bf16_kahan_sums", "BF16 with Kahan sums", "bf16", stored=True, remedies=("kahan_sums",), repairs="bf16"
     ),
@@ -30,7 +30,7 @@ RECIPES = {
 
 
 def made(recommended="bf16_autocast"):
-    """A rehearsal of four steps in every recipe; BF16 throughout has a problem, which Kahan sums solve."""
+    """A rehearsal of four steps in every recipe; pure BF16 has a problem, which Kahan sums solve."""
     recipes = {"fp32": FP32, **RECIPES}
     runs = {name: RecipeRun(recipe, [1.5, 1.4, 1.38, 1.31], [0, 3], [0.01, 0.02]) for name, recipe in recipes.items()}
     problems = (RecipeProblem("bf16", "updates-lost", "56% of the updates change no weight"),)
@@ -56,7 +56,7 @@ def test_the_code_has_what_makes_the_recipe():
     islands = step_code(made("bf16_autocast_islands"))
     assert "enabled=False): head\n" in islands
     assert "loss = loss_of(outputs.float(), batch)" in islands
-    assert step_code(made("fp32")) == "# FP32: leave the training step as it is.\n"
+    assert step_code(made("fp32")) == "# FP32: recommended as it is, no change is needed.\n"
     own = replace(made("fp32"), runs={**made().runs, "as_written": made().runs["fp16_autocast"]})
     assert step_code(own) == "# FP32: FP32 weights, without autocast regions and without a GradScaler.\n"
 
@@ -68,7 +68,7 @@ def test_the_verdict_is_the_headline_and_the_code_is_not_folded():
     assert before.count("<details") == before.count("</details>")
     assert before.index("<h1>") < before.index("Use it")
     article = re.search(r"(?s)<article.*?</article>", page)[0]
-    assert "BF16 throughout" in article
+    assert "pure BF16 (weights, gradients, optimizer)" in article
     assert "56% of the updates change no weight." in article
     assert "BF16 with Kahan sums: no problem" in article
 

@@ -166,7 +166,7 @@ def test_what_remains_with_each_remedy_is_said_below_the_last_problem() -> None:
     assert notes(lost, decay, still, ends) == [
         [],
         [
-            "BF16 with a master copy: no problem; last loss 1.",
-            "BF16 with Kahan sums: decay, half lost; not-finite, NaN in step 3; last loss 1.",
+            "BF16 with a master copy: no problem; final loss 1.",
+            "BF16 with Kahan sums: decay, half lost; not-finite, NaN in step 3; final loss 1.",
         ],
     ]
