@@ -514,7 +514,7 @@ def test_the_step_as_written_is_the_first_recipe_and_its_findings_come_first() -
     assert found.recommended != "as_written"
     assert found.to_dict()["problems"][0]["line"] == first.line
     verdict = next(block for block in overview(found) if isinstance(block, Prose) and block.label == "Verdict")
-    assert "first clip-before-unscale" in verdict.texts[0]
+    assert "the first is clip-before-unscale" in verdict.texts[0]
     assert first.line in render(found)
     assert loop.scaler.get_scale() == 65536
 
