@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 
 from ..artefact.strategies import plan_title, strategy_of
@@ -308,6 +309,26 @@ def proposal_words(offer: Proposal) -> str:
         default = f"By default {allowed} of {offer.output} may differ from FP32, since {offer.because}."
         return f"{default} To allow a share X of the entries to differ: --criterion '{allowing}'"
     return f"Output {offer.output!r}: {offer.because}. To set a limit: --criterion '{offer.criterion}'"
+
+
+MOST_CRITERIA = 4
+"""Maximum number of suggested criteria with a command to copy."""
+
+
+def criterion_commands(audit: Audit) -> list[Code]:
+    """The command of the audit with each suggested criterion, to copy."""
+    suggested = [offer for offer in audit.proposals if not offer.holds]
+    return [
+        Code(f"Audit again with a limit for {offer.output!r}", _with_criterion(audit.command, offer.criterion))
+        for offer in suggested[:MOST_CRITERIA]
+    ]
+
+
+def _with_criterion(command: str, criterion: str) -> str:
+    """A command line, or a call of `auditor.audit`, with one more criterion."""
+    if command.endswith(")"):
+        return f"{command[:-1]}, criteria={criterion!r})"
+    return f"{command} --criterion {shlex.quote(criterion)}"
 
 
 def score_headline(audit: Audit) -> str:

@@ -26,7 +26,7 @@ from .blocks import Block, Code, Grid, Prose
 from .findings import causes, repair_words
 from .margins import range_note
 from .origins import at, nonfinite_runs
-from .plans import PlanView, advice, gpu_only_words, inputs_of, limit_line, proposal_words
+from .plans import PlanView, advice, criterion_commands, gpu_only_words, inputs_of, limit_line, proposal_words
 from .releases import untested_words
 from .training import training_headline, training_words
 from .words import VERDICTS, compact, count, label, magnitude, op, printable, ratio, scope, sentence, shorten, terms
@@ -262,6 +262,7 @@ def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
         Grid(INPUT_HEADS, tuple(map(_input_row, audit.input_ranges)), texts=3, caption=INPUTS),
         Prose("Limits", limits or (none,), listed=True),
         Prose("Criteria that could be set", tuple(map(proposal_words, audit.proposals)), listed=True),
+        *criterion_commands(audit),
         Code("Reproduce", audit.command),
         Grid(("Term", "Meaning"), tuple(terms().items()), texts=2, caption="Terms"),
     ]

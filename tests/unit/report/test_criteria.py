@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from markupsafe import escape
 from torch import Tensor, nn
 
 import auditor
 from auditor.records import Audit, CriterionValue, NodeError, Reason, ScopeChoice, Verdict, Verification
+from auditor.records.audit import Proposal
 from auditor.report.charts import depth_chart
 from auditor.report.findings import causes
-from auditor.report.plans import criteria_lines, limit_line, shown_value
+from auditor.report.plans import criteria_lines, criterion_commands, limit_line, shown_value
 from auditor.report.reporters import html, text
 from auditor.report.view import ReportView, next_step
 from tests.support.replaying import Model
@@ -407,3 +409,20 @@ def test_what_limits_a_format_names_missing_kernels_beside_precision() -> None:
             f"1 unsafe (only with cast weights) and {len(nodes) - len(safe) - 1} sensitive" in said
             for said in (tally.sentence for tally in seen.tallies)
         )
+
+
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        ("python -m auditor net.py", "python -m auditor net.py --criterion 'logits: kl <= 0.001'"),
+        ("auditor.audit(model, x)", "auditor.audit(model, x, criteria='logits: kl <= 0.001')"),
+    ],
+)
+def test_a_suggested_criterion_comes_with_the_command_to_copy(command: str, again: str) -> None:
+    offers = (
+        Proposal("logits", "logits: kl <= 0.001", "the last operation is a linear layer"),
+        Proposal("mask", "mask: flips <= 0.001", "it is boolean", holds=True),  # applied already
+    )
+    audit = replace(make_audit(20), command=command, proposals=offers)
+    assert [code.text for code in criterion_commands(audit)] == [again]
+    assert f"<code>{escape(again)}</code>" in html(audit)
