@@ -30,13 +30,13 @@ BUDGET = 0.01
 def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What each settling cost, in runs of the whole model."""
     found: list[float] = []
-    original = settle.FormatRuns.settle_unknown
+    original = settle.FormatRuns.measure_unknown
 
     def counted(self: settle.FormatRuns) -> None:
         original(self)
         found.append(self.reruns.spent)
 
-    monkeypatch.setattr(settle.FormatRuns, "settle_unknown", counted)
+    monkeypatch.setattr(settle.FormatRuns, "measure_unknown", counted)
     return found
 
 
