@@ -332,7 +332,7 @@ class Problem:
         paths through the model, the error is the largest of any path.
         """
         energy, costs = self.energy, self.costs
-        settled = energy.settle(energy.scopes.keys() & high) | (self.products.keys() & high)
+        settled = energy.complete(energy.scopes.keys() & high) | (self.products.keys() & high)
         if (high := settled - without_effect(settled)) in self.evaluated:
             return self.evaluated[high]
         resolution = self.resolve(choice_keeping(high, self.format))

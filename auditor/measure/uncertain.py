@@ -43,7 +43,7 @@ _TOLD = 1e-3
 """Share of the error budget below which a prediction is irrelevant and is not compared with a run."""
 
 
-def settle(
+def measure_uncertain(
     measurement: Measurement, first: FirstOrder, yardstick: Yardstick = PLAIN
 ) -> tuple[Contributions, dict[str, Linearity]]:
     """Return contributions, measured by runs if first order is insufficient, and first order's accuracy by format."""
