@@ -331,26 +331,39 @@ class Problem:
         Owners that `high` forces to FP32 are added; FP32 outputs without effect are removed. If batches take several
         paths through the model, the error is the largest of any path.
         """
-        energy, costs = self.energy, self.costs
-        settled = energy.complete(energy.scopes.keys() & high) | (self.products.keys() & high)
-        if (high := settled - without_effect(settled)) in self.evaluated:
-            return self.evaluated[high]
+        high = self._complete(high)
+        if high not in self.evaluated:
+            self.evaluated[high] = self._predict(high)
+        return self.evaluated[high]
+
+    def _complete(self, high: Collection[Any]) -> frozenset[str]:
+        """All FP32 modules and functions, and the FP32 outputs that have an effect, of a choice."""
+        owners = self.energy.complete(self.energy.scopes.keys() & high)
+        with_outputs = owners | (self.products.keys() & high)
+        return with_outputs - without_effect(with_outputs)
+
+    def _predict(self, high: frozenset[str]) -> Candidate:
         resolution = self.resolve(choice_keeping(high, self.format))
         figures = self.figures(resolution)
-        squares, (_, price, elapsed, _) = self.squares(resolution, figures[0]), figures.sum(axis=1).tolist()
+        squares = self.squares(resolution, figures[0])
+        error = math.sqrt(max(sum(square for name, square in squares.items() if name in path) for path in self.paths))
+        _, price, elapsed, _ = figures.sum(axis=1).tolist()
         # Autocast caches cast weights, so only casts of activations take time.
-        cast = costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
-        cost = price + self.cast_price(cast)
+        cast = self.costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
         elapsed += cast_seconds(sum(self.elements[name] for name in cast), self.format, self.device)
         if self.objective == "memory":
             needed = self.memory(resolution)
             cost = traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
-        # changes of precision: scopes that differ from the scope above, and products with FP32 output
-        changes = sum((owner in high) != (above in high) for owner, above in energy.tree.items())
-        changes += sum(path.endswith(FP32_OUTPUT) for path in high)
-        error = math.sqrt(max(sum(square for name, square in squares.items() if name in path) for path in self.paths))
-        self.evaluated[high] = Candidate(high, error, cost + energy.island * changes, cost, elapsed)
-        return self.evaluated[high]
+        else:
+            cost = price + self.cast_price(cast)
+        price_of_changes = self.energy.island * self._changes_of_precision(high)
+        return Candidate(high, error, cost + price_of_changes, cost, elapsed)
+
+    def _changes_of_precision(self, high: frozenset[str]) -> int:
+        """Number of scopes that differ from the scope above, and of products with FP32 output."""
+        scopes = sum((owner in high) != (above in high) for owner, above in self.energy.tree.items())
+        outputs = sum(path.endswith(FP32_OUTPUT) for path in high)
+        return scopes + outputs
 
     def cheapest(self, allowed: float) -> Candidate:
         """The cheapest choice found with a predicted error of at most `allowed`."""
@@ -361,23 +374,33 @@ class Problem:
 
         The array is reused: only columns whose dtypes differ from the last choice of precisions are computed again.
         """
-        for i, (name, known) in enumerate(self.node_types.items()):
-            if (typed := resolution.nodes[name]) is not known:
-                self.node_types[name], self._figures[:, i] = typed, self._figures_of(resolution, name)
+        for i, (name, last) in enumerate(self.node_types.items()):
+            typed = resolution.nodes[name]
+            if typed is not last:
+                self.node_types[name] = typed
+                self._figures[:, i] = self._figures_of(resolution, name)
         return self._figures
 
     def _figures_of(self, resolution: Resolution, name: str) -> tuple[float, float, float, float]:
-        if name not in self.costs:  # a stored tensor
-            of_byte = traffic_seconds(1, self.device) if self.objective == "memory" else 0.0
-            row = FORMATS[self.format if resolution.low(name) else "fp32"]
-            return 0.0, of_byte * self.elements[name] * row.bytes, 0.0, 0.0
-        cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
+        if name not in self.costs:
+            return 0.0, self._price_of_stored(resolution, name), 0.0, 0.0
+        cost = cost_of(self, name, resolution)
+        fmt = timed_in(resolution, name)
+        square = self.node_square(resolution, name)
         own = price(self.objective, cost, self.elements[name], fmt, self.device)
-        square, elapsed = self.node_square(resolution, name), seconds(cost, fmt, self.device)
+        elapsed = seconds(cost, fmt, self.device)
         if name in self.repaired and FORMATS[fmt].low:
-            slower = self._slowdown_by_repair(name, fmt)
-            own, elapsed = own + slower, elapsed + slower
+            slowdown = self._slowdown_by_repair(name, fmt)
+            own += slowdown
+            elapsed += slowdown
         return square, own, elapsed, cost.flops * FORMATS[fmt].low
+
+    def _price_of_stored(self, resolution: Resolution, name: str) -> float:
+        """Price of a stored tensor's bytes, which only plans for less memory pay."""
+        if self.objective != "memory":
+            return 0.0
+        fmt = self.format if resolution.low(name) else "fp32"
+        return traffic_seconds(1, self.device) * self.elements[name] * FORMATS[fmt].bytes
 
     def _slowdown_by_repair(self, name: str, fmt: str) -> float:
         """Seconds by which a repaired operation is slower than its low-precision kernel: it computes in FP32, converts
