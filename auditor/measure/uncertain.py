@@ -247,31 +247,49 @@ class FormatRuns:
             if not ran.error <= self._limit:
                 self.found[name] = replace(first, decided_by="not-run")
                 continue
-            own = cast = ran.error / math.sqrt(len(ran.names))
-            if first.own and not ran.flipped:
-                rate = self._rate(ran.error, *(self._first[one].isolated for one in ran.names))
-                own, cast = min(first.own * rate, ran.error), min(first.cast * rate, ran.error)
+            own, cast = self._split_bound(first, ran)
             bound = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion, reads=first.reads)
             self.found[name] = bound
+
+    def _split_bound(self, first: Contribution, ran: _Ran) -> tuple[float, float]:
+        """Expected effects of an operation's own error and of the rounding of its result, within its group's error: as
+        first order predicts them; without a prediction, each member's share if all have equal effects."""
+        if not first.own or ran.flipped:
+            share = ran.error / math.sqrt(len(ran.names))
+            return share, share
+        rate = self._rate(ran.error, *(self._first[name].isolated for name in ran.names))
+        return min(first.own * rate, ran.error), min(first.cast * rate, ran.error)
 
     def _run_alone(self, name: str) -> Contribution:
         """Run the model with only this operation in low precision. First order or another run splits the effect into
         the operation's own error and the rounding of its result."""
         tick(name)
-        fmt, first = self.reruns.format, self._first[name]
+        first = self._first[name]
         isolated, _ = self.reruns.together([name])
-        criterion, failure = self.reruns.criterion, self.reruns.failure
-        ran = Contribution(isolated, isolated, isolated, "re-run", 1, criterion, failure, reads=first.reads)
-        trace = self._traces[name]
-        apart = trace.broken or trace.near or name in self._unseen or not first.isolated
-        if not apart:
-            share = isolated / first.isolated if math.isfinite(isolated) else 1.0
-            self._rates.append(share)
-            return replace(ran, own=first.own * share, cast=first.cast * share)
+        ran = Contribution(
+            isolated=isolated,
+            own=isolated,
+            cast=isolated,
+            decided_by="re-run",
+            together=1,
+            criterion=self.reruns.criterion,
+            failure=self.reruns.failure,
+            reads=first.reads,
+        )
+        if self._is_predicted(name):
+            rate = isolated / first.isolated if math.isfinite(isolated) else 1.0
+            self._rates.append(rate)
+            return replace(ran, own=first.own * rate, cast=first.cast * rate)
         if not isolated or not self._measurement.capture.nodes[name].floating:
             return ran
-        rounded = widen(round_tree(self._measurement.values[name], FORMATS[fmt]))
+        rounded = widen(round_tree(self._measurement.values[name], FORMATS[self.reruns.format]))
         return replace(ran, cast=self.reruns.error(name, rounded))
+
+    def _is_predicted(self, name: str) -> bool:
+        """Whether first order predicts how an operation's effect is split."""
+        trace = self._traces[name]
+        is_visible = not trace.broken and not trace.near and name not in self._unseen
+        return is_visible and bool(self._first[name].isolated)
 
     def _rate(self, error: float, *predicted: float) -> float:
         """Ratio of measured effects to first-order effects; 1 if both have the same unit."""
