@@ -26,7 +26,7 @@ from auditor.isolation import in_eval
 from auditor.loading import from_object, load
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
-from auditor.measure.settle import settle
+from auditor.measure.uncertain import measure_uncertain
 from auditor.records import Capture
 from auditor.settings import Settings
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
@@ -98,7 +98,7 @@ def core(name: str) -> Row:
         row["capture s"] = seconds(lambda: captures.append(capture(subject, FORMATS)))
         (captured,) = captures
         row["measure s"] = seconds(lambda: measured.append(measure(captured, model, subject.batches[0], FORMATS)))
-        row["attribute s"] = seconds(lambda: settle(measured[0], first_order(measured[0])))
+        row["attribute s"] = seconds(lambda: measure_uncertain(measured[0], first_order(measured[0])))
     row["peak MiB"] = peak_mib()
     row["forward s"] = (before + forward_seconds(model, args)) / 2
     floating = [node.name for node in captured.nodes.values() if node.floating]

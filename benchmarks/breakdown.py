@@ -13,7 +13,7 @@ from auditor.isolation import in_eval
 from auditor.loading import from_object
 from auditor.measure import alone, attribute, measure, reference
 from auditor.measure.attribute import first_order
-from auditor.measure.settle import settle
+from auditor.measure.uncertain import measure_uncertain
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
 from benchmarks.subjects import MODELS, build
 
@@ -69,7 +69,7 @@ def parts(name: str) -> Row:
         captured = capture(subject, FORMATS)
         found: list[measure.Measurement] = []
         both = seconds(lambda: found.append(measure.measure(captured, model, subject.batches[0], FORMATS)))
-        attributing = seconds(lambda: settle(found[0], first_order(found[0])))
+        attributing = seconds(lambda: measure_uncertain(found[0], first_order(found[0])))
     both += attributing
     forward = (forward + forward_seconds(model, args)) / 2
     spent = watch.spent | {"backward passes": attributing - watch.spent["inner products"], "both": both}

@@ -12,7 +12,7 @@ from auditor.isolation import in_eval
 from auditor.loading import from_object
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
-from auditor.measure.settle import settle
+from auditor.measure.uncertain import measure_uncertain
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import gpt
 from tests.support.brute_force import true_isolated
@@ -48,7 +48,7 @@ def at_depth(layers: int) -> Row:
         captures = []
         capturing = seconds(lambda: captures.append(capture(subject, FORMATS)))
         measuring = seconds(lambda: kept.append(measure(captures[0], model, subject.batches[0], FORMATS)))
-        attributing = seconds(lambda: settle(kept[0], first_order(kept[0])))
+        attributing = seconds(lambda: measure_uncertain(kept[0], first_order(kept[0])))
     peak = peak_mib()
     nodes = [node.name for node in captures[0].nodes.values() if node.floating]
     sample = nodes[:: max(1, len(nodes) // SAMPLE)]
@@ -74,7 +74,7 @@ def _once(layers: int) -> None:
     model, args = gpt(layers)
     subject = from_object(model, args)
     measured = measure(capture(subject, FORMATS), model, subject.batches[0], FORMATS)
-    settle(measured, first_order(measured))
+    measure_uncertain(measured, first_order(measured))
 
 
 def growth(rows: list[Row], key: str) -> float:

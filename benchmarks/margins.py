@@ -24,7 +24,7 @@ from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.attribute import first_order
 from auditor.measure.rerun import Yardstick
-from auditor.measure.settle import settle
+from auditor.measure.uncertain import measure_uncertain
 from benchmarks.harness import Row, report
 from benchmarks.tokens import Gru, llama, text, trained
 from tests.support.brute_force import OneLow, spearman
@@ -165,7 +165,7 @@ def ranks_of(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Ro
     measured = measurement_of(model, *few)
     yardstick = Yardstick(1.0, held)
     first = first_order(measured, 0, yardstick)
-    settled, _ = settle(measured, first, yardstick)
+    contributions, _ = measure_uncertain(measured, first, yardstick)
     reference = measured.outputs[0].detach().double()
     flat = [x.detach() if isinstance(x, Tensor) else x for x in measured.flat_inputs]
     result = list[Row]()
@@ -175,7 +175,7 @@ def ranks_of(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Ro
             with torch.no_grad():
                 low = tensor_outputs(OneLow(measured.capture.graph_module, node.name, fmt).run(*flat))[0].double()
             if node.floating and float((low - reference).norm() / reference.norm()) > 1e-7:
-                one = settled[node.name][fmt]
+                one = contributions[node.name][fmt]
                 change, alone = one.isolated, first.contributions[node.name][fmt]
                 if one.decided_by == "group" and alone.own:  # a bound, which the members share as first order has it
                     change = min(alone.isolated * one.own / alone.own, change)

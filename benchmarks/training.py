@@ -22,7 +22,7 @@ from auditor.records.training import LossScale, ParameterGradients
 from auditor.training.recommend import loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from auditor.training.replay import Step, bind_step, hear_gradients, run_step
 from auditor.training.stage import low_by_module, low_names
-from auditor.training.step import capture_step, settle, step_batches
+from auditor.training.step import capture_step, step_batches, use_own_gradients
 from benchmarks.drawing import Curves, drawn
 from benchmarks.learning import Loop, Task, fresh, loop, subject_of, task
 
@@ -60,7 +60,7 @@ def first_step(learning: Task, model: nn.Module, seed: int, drawn: int) -> Step:
     subject = subject_of(learning, model, next(learning.batches(seed)))
     with in_training(model):
         captured = capture_step(subject, ("fp16",), drawn)
-        return settle(run_step(bind_step(captured, subject, step_batches(subject)[0], drawn)))
+        return use_own_gradients(run_step(bind_step(captured, subject, step_batches(subject)[0], drawn)))
 
 
 def scale_rows(learning: Task, steps: int, seed: int = 0) -> list[ScaleRow]:

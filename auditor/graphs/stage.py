@@ -37,7 +37,7 @@ from ..records.paths import FP32_OUTPUT
 from ..records.quantization import QuantizedPlan
 from ..stages import tick
 from ..verify.loaders import PROGRAM
-from .exported import ExportedModel, cannot, export_model, outlines, save_program
+from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
 from .operations import Table, low_arguments, table_of
 
 COPIED = "copied"
@@ -100,7 +100,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
     def run(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         plans = {}
         for name, choice in chosen.items():
-            plans[name], files[f"{name}{PROGRAM}"] = _plan(name, spaces[name], choice)
+            plans[name], files[f"{name}{PROGRAM}"] = _build_plan(name, spaces[name], choice)
         return verify(bench, plans, files)
 
     plans = find_verified(spaces, bench.max_error, make, run)
@@ -126,18 +126,14 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
             low -= table.whole(name)
 
 
-def _plan(name: str, space: Operations, choice: Candidate) -> tuple[Plan, bytes]:
+def _build_plan(name: str, space: Operations, choice: Candidate) -> tuple[Plan, bytes]:
     """The plan of a choice of precisions, and its program."""
-    trial, bench, table = space.trial, space.trial.bench, space.table
+    bench = space.trial.bench
+    table = space.table
     low = table.free - choice.high
-    module = lower_operations(trial.exported, table, low)
-    file = save_program(module, trial.exported)
-    kept = kept_of(table, low, MARGIN * bench.max_error)
-    whole = [table.whole(each) <= low for each in table.operations if not each.endswith(FP32_OUTPUT)]
-    in_time = replace(bench, options=bench.options.model_copy(update={"objective": "time"}))
-    timed = bench.options.objective == "time"
-    seconds = table if timed else table_of(trial.exported.graph_module.graph, table.format, in_time)
-    (elapsed, _), (slowest, _) = seconds.price(low), seconds.price(frozenset())
+    module = lower_operations(space.trial.exported, table, low)
+    saved = save_program(module, space.trial.exported)
+    all_fp32 = resolve(Policy.wide(bench.capture))
     plan = Plan(
         name=name,
         strategy=GRAPHS[0],
@@ -145,14 +141,42 @@ def _plan(name: str, space: Operations, choice: Candidate) -> tuple[Plan, bytes]
         scopes={"": ScopeChoice(table.format if low else "fp32")},
         predicted_error=choice.predicted_error,
         low_precision_flops=table.low_flops(low),
-        predicted_speedup=slowest / elapsed if elapsed else 1.0,
+        predicted_speedup=_predict_speedup(space, low),
         objective=bench.options.objective,
         target=bench.options.figures,
-        program=Program(f"{name}{PROGRAM}", len(whole), sum(whole), file.casts, kept, file.fixed or None),
+        program=_describe_program(name, space, low, saved),
         memory=memory_needed(module),
-        fp32_memory=memory_of(bench.capture, bench.costs, resolve(Policy.wide(bench.capture)), table.format),
+        fp32_memory=memory_of(bench.capture, bench.costs, all_fp32, table.format),
     )
-    return plan, file.content
+    return plan, saved.content
+
+
+def _predict_speedup(space: Operations, low: frozenset[str]) -> float:
+    """Predicted time in FP32 divided by the time with the operations `low` in low precision."""
+    bench = space.trial.bench
+    timed = space.table
+    if bench.options.objective != "time":  # the table's costs are not times
+        options = bench.options.model_copy(update={"objective": "time"})
+        graph = space.trial.exported.graph_module.graph
+        timed = table_of(graph, space.table.format, replace(bench, options=options))
+    seconds, _ = timed.price(low)
+    fp32_seconds, _ = timed.price(frozenset())
+    return fp32_seconds / seconds if seconds else 1.0
+
+
+def _describe_program(name: str, space: Operations, low: frozenset[str], saved: SavedProgram) -> Program:
+    """The plan's record of a saved program with the operations `low` in low precision."""
+    table = space.table
+    operations = [operation for operation in table.operations if not operation.endswith(FP32_OUTPUT)]
+    entirely_low = [operation for operation in operations if table.whole(operation) <= low]
+    return Program(
+        file=f"{name}{PROGRAM}",
+        operations=len(operations),
+        low=len(entirely_low),
+        casts=saved.casts,
+        kept=kept_of(table, low, MARGIN * space.trial.bench.max_error),
+        fixed=saved.fixed or None,
+    )
 
 
 def cuts_of(table: Table) -> Cuts:
@@ -267,23 +291,36 @@ class Operations(Space):
 
 def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOperation, ...]:
     """List every operation with FP32 inputs that stays FP32, with the reason. budget: limit of the predicted error."""
-    result, square = list[KeptOperation](), table.price(low)[1]
-    for name, each in table.operations.items():
+    result = list[KeptOperation]()
+    _, square = table.price(low)
+    for name, operation in table.operations.items():
         product = name.removesuffix(FP32_OUTPUT)
-        if name in low or (product != name and product not in low):
+        belongs_to_fp32_product = product != name and product not in low
+        if name in low or belongs_to_fp32_product:
             continue
-        whole = (table.whole(name) & table.free) | {name}
-        (now, had), (then, has) = (table.price(some, whole) for some in (low, low | whole))
-        after = math.sqrt(max(square + has - had, 0.0))
-        kind, why = "budget", "no tested plan with this operation in low precision meets the error budget"
-        if each.kind:
-            kind, why = each.kind, each.kept
-        elif then >= now:
-            kind, why = "no-gain", "low precision saves nothing, since the casts around it cost at least as much"
-        elif after > budget:
-            why = f"low precision here would raise the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
-        result.append(KeptOperation(name, each.op, kind, why, each.captured))
+        kind, why = _why_kept(table, low, name, square, budget)
+        result.append(KeptOperation(name, operation.op, kind, why, operation.captured))
     return tuple(result)
+
+
+def _why_kept(table: Table, low: frozenset[str], name: str, square: float, budget: float) -> tuple[str, str]:
+    """(kind, reason) of an operation's FP32. square: predicted squared error with the operations `low` in low precision;
+    budget: limit of the predicted error."""
+    operation = table.operations[name]
+    if operation.kind:
+        return operation.kind, operation.kept
+    # the costs and squared errors that depend on the operation, in FP32 and in low precision
+    whole = (table.whole(name) & table.free) | {name}
+    high_cost, high_square = table.price(low, whole)
+    low_cost, low_square = table.price(low | whole, whole)
+    if low_cost >= high_cost:
+        return "no-gain", "low precision saves nothing, since the casts around it cost at least as much"
+    error = math.sqrt(square)
+    error_if_low = math.sqrt(max(square + low_square - high_square, 0.0))
+    if error_if_low > budget:
+        why = f"low precision here would raise the predicted error from {error:.2g} to {error_if_low:.2g}"
+        return "budget", why
+    return "budget", "no tested plan with this operation in low precision meets the error budget"
 
 
 def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str]) -> fx.GraphModule:
@@ -292,56 +329,106 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
 
     Inputs and outputs are FP32: the graph has the casts. Weights without an FP32 reader are stored in low precision.
     """
-    source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
-
-    def kind_of(node: fx.Node) -> torch.dtype:
-        """The dtype of a formerly FP32 result; a weight is in low precision if all operations that read it are."""
-        value = table.values.get(node.name)
-        deciding = [node.name if value is None else value.made_by]
-        if value is not None and value.stored:
-            deciding = [user.name for user in node.users]
-        return dtype if deciding and low.issuperset(deciding) else torch.float32
-
-    kinds = {node: kind_of(node) for node in source.nodes}
-    copies, casts = dict[fx.Node, fx.Node](), dict[tuple[fx.Node, torch.dtype], fx.Node]()
-
-    def read(given: fx.Node, wanted: torch.dtype | None) -> fx.Node:
-        """A node's value, cast to the requested dtype if it differs."""
-        copy = copies[given]
-        if given.name not in table.values or wanted is None or kinds[given] is wanted:
-            return copy
-        if (given, wanted) not in casts:
-            cast = casts[given, wanted] = graph.call_function(torch.ops.aten.to.dtype, (copy, wanted))
-            cast.meta = {key: x for key, x in copy.meta.items() if key == "nn_module_stack"}
-            cast.meta["val"] = copy.meta["val"].to(wanted)
-        return casts[given, wanted]
-
+    source = exported.graph_module.graph
+    lowering = Lowering(source, table, low)
     for node in source.nodes:
-        args, kwargs = node.args, node.kwargs
-        wanted: torch.dtype | None = torch.float32
-        if node.name in low:
-            args, kwargs = low_arguments(node, dtype, table.operations[node.name].literals)
-            wanted = dtype
-        elif node.op != "output" and node.name not in table.operations:
-            wanted = None  # since selecting one element of a tuple casts nothing
-        args, kwargs = fx.node.map_arg((args, kwargs), partial(read, wanted=wanted))
-        target = node.target
-        if node.name in low and not table.whole(node.name) <= low:  # a product with FP32 output
-            target, args = _multiply, (node.target, *args)
-        copy = copies[node] = graph.create_node(node.op, target, args, kwargs, node.name)
-        copy.meta = {key: value for key, value in node.meta.items() if key in ("nn_module_stack", "stack_trace")}
-        copy.meta |= {COPIED: node.name, "val": outlines(node.meta.get("val"), kinds[node])}
-    graph._codegen = source._codegen
-    graph.lint()
-    module = fx.GraphModule(exported.graph_module, graph)
+        lowering.copy(node)
+    lowering.graph._codegen = source._codegen
+    lowering.graph.lint()
+    module = fx.GraphModule(exported.graph_module, lowering.graph)
     for node in source.nodes:
-        if node.op == "get_attr" and kinds[node] is dtype:
-            path, _, name = str(node.target).rpartition(".")
-            tensor = attrgetter(str(node.target))(module)
-            small = tensor.detach().to(dtype)
-            stored = nn.Parameter(small, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else small
-            setattr(module.get_submodule(path), name, stored)
+        if node.op == "get_attr" and lowering.is_low(node):
+            _store_low(module, str(node.target), lowering.low_dtype)
     return module
+
+
+def _store_low(module: nn.Module, target: str, dtype: torch.dtype) -> None:
+    """Replace the parameter or buffer at `target` in a module by its value in a low-precision dtype."""
+    path, _, name = target.rpartition(".")
+    tensor = attrgetter(target)(module)
+    stored = tensor.detach().to(dtype)
+    if isinstance(tensor, nn.Parameter):
+        stored = nn.Parameter(stored, tensor.requires_grad)
+    setattr(module.get_submodule(path), name, stored)
+
+
+class Lowering:
+    """Copies an exported graph node by node, with the operations `low` in low precision, and inserts casts.
+
+    graph: the copy. low_dtype: the format's dtype. dtypes: {original node: the dtype of its result, if that was FP32}.
+    copies: {original node: its copy}. casts: {(original node, dtype): the cast of its copy}, so that each value is cast
+    once to each dtype.
+    """
+
+    def __init__(self, source: fx.Graph, table: Table, low: frozenset[str]) -> None:
+        self.graph = fx.Graph()
+        self.table = table
+        self.low = low
+        self.low_dtype = dtype_of(table.format)
+        self.dtypes = {node: self._dtype_of(node) for node in source.nodes}
+        self.copies = dict[fx.Node, fx.Node]()
+        self.casts = dict[tuple[fx.Node, torch.dtype], fx.Node]()
+
+    def is_low(self, node: fx.Node) -> bool:
+        """Whether a formerly FP32 result is in low precision."""
+        return self.dtypes[node] is self.low_dtype
+
+    def _dtype_of(self, node: fx.Node) -> torch.dtype:
+        """The dtype of a formerly FP32 result, as its producer has; a weight's producers are all operations that read it."""
+        value = self.table.values.get(node.name)
+        deciding: list[str | None]
+        if value is None:
+            deciding = [node.name]
+        elif value.stored:
+            deciding = [user.name for user in node.users]
+        else:
+            deciding = [value.made_by]
+        if deciding and self.low.issuperset(deciding):
+            return self.low_dtype
+        return torch.float32
+
+    def copy(self, node: fx.Node) -> None:
+        """Append a copy of a node, in the precision of the plan, after casts of the values that it reads."""
+        is_low = node.name in self.low
+        args: Any = node.args
+        kwargs: Any = node.kwargs
+        if is_low:
+            args, kwargs = low_arguments(node, self.low_dtype, self.table.operations[node.name].literals)
+        read = partial(self._read, wanted=self._input_dtype(node))
+        args, kwargs = fx.node.map_arg((args, kwargs), read)
+        target = node.target
+        has_fp32_output = is_low and not self.table.whole(node.name) <= self.low
+        if has_fp32_output:
+            args = (target, *args)
+            target = _multiply
+        copy = self.graph.create_node(node.op, target, args, kwargs, node.name)
+        copy.meta = {key: value for key, value in node.meta.items() if key in ("nn_module_stack", "stack_trace")}
+        copy.meta[COPIED] = node.name
+        copy.meta["val"] = outlines(node.meta.get("val"), self.dtypes[node])
+        self.copies[node] = copy
+
+    def _input_dtype(self, node: fx.Node) -> torch.dtype | None:
+        """The dtype to which a node's formerly FP32 inputs are cast; None if the node reads them as they are."""
+        if node.name in self.low:
+            return self.low_dtype
+        if node.op == "output" or node.name in self.table.operations:
+            return torch.float32
+        return None  # selecting one element of a tuple, for example, casts nothing
+
+    def _read(self, given: fx.Node, wanted: torch.dtype | None) -> fx.Node:
+        """The copy of a node, or its cast if the requested dtype differs."""
+        copy = self.copies[given]
+        if given.name not in self.table.values or wanted is None or self.dtypes[given] is wanted:
+            return copy
+        if (given, wanted) not in self.casts:
+            self.casts[given, wanted] = self._cast(copy, wanted)
+        return self.casts[given, wanted]
+
+    def _cast(self, copy: fx.Node, dtype: torch.dtype) -> fx.Node:
+        cast = self.graph.call_function(torch.ops.aten.to.dtype, (copy, dtype))
+        cast.meta = {key: value for key, value in copy.meta.items() if key == "nn_module_stack"}
+        cast.meta["val"] = copy.meta["val"].to(dtype)
+        return cast
 
 
 def _multiply(target: Callable[..., Any], *args: Any) -> torch.Tensor:

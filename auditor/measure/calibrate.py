@@ -24,7 +24,7 @@ from .measure import Measurement, measure
 from .quantized import QuantizedLayers, require_layers
 from .reference import Back
 from .rerun import PLAIN, Yardstick, regions_of
-from .settle import settle
+from .uncertain import measure_uncertain
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def calibrate(
     def one(batch: Batch) -> Calibration:
         number = number_of(whole or subject, batch)
         measured, first = measure_batch(batch, "trusted", "tried", "none")
-        contributions, linearity = settle(measured, first, yardstick)
+        contributions, linearity = measure_uncertain(measured, first, yardstick)
         contributions = {
             name: {fmt: replace(one, batch=number) for fmt, one in formats.items()}
             for name, formats in contributions.items()

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import ne
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 
@@ -54,6 +54,10 @@ def bits_of(scheme: str) -> float:
     return SCHEMES[scheme].weight.bits if scheme else KEPT
 
 
+def _is_finite(run: Run | None) -> TypeGuard[Run]:
+    return run is not None and run.error < math.inf
+
+
 @dataclass(frozen=True)
 class Group:
     """Layers with one scheme. keys: names; elements: number of weights; squares: {scheme: squared output error}."""
@@ -83,6 +87,54 @@ class Verified(NamedTuple):
     score: Score | None = None
 
 
+class ErrorModel(NamedTuple):
+    """Predicts the squared errors of choices from the measured output change of one choice, the start.
+
+    An option p is one scheme of one group; d[p] is the change of the outputs by this option alone. Each group has one
+    chosen option. The outputs change by r plus the sum of d[p] over the chosen options p, where r is the part of the
+    start's measured change that its own d[p] do not explain. So the squared error is a quadratic function,
+
+        sum of products[p, q] over chosen p and q + 2 * sum of linear[p] over chosen p + constant,
+
+    which equals the measured one at the start. products: d[p] . d[q], [criteria, options, options], or [1, options,
+    options] for all criteria. linear: d[p] . r, [criteria, options]. constant: [criteria]. A choice is given as `chosen`,
+    [groups]: the index of each group's option.
+    """
+
+    products: torch.Tensor
+    linear: torch.Tensor
+    constant: torch.Tensor
+
+    def inner_products(self, chosen: torch.Tensor) -> torch.Tensor:
+        """[criteria, options]: inner product of each option's change with the change of the outputs under a choice."""
+        return self.products[:, :, chosen].sum(2) + self.linear
+
+    def squares(self, chosen: torch.Tensor) -> torch.Tensor:
+        """[criteria]: squared error of a choice."""
+        inner = self.inner_products(chosen)
+        return (inner + self.linear)[:, chosen].sum(1) + self.constant
+
+    def squares_after_swaps(self, chosen: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+        """[options, options]: largest squared error of any criterion after options p and q have replaced the chosen
+        options of their groups; meaningless for two options of one group. present: [options], the index of the option
+        that is chosen in each option's group.
+
+        With the difference e[p] = d[p] - d[present[p]] and the change c of the outputs under the choice, the squared
+        error is |c + e[p] + e[q]|^2 = |c|^2 + (|e[p]|^2 + 2 c . e[p]) + (|e[q]|^2 + 2 c . e[q]) + 2 e[p] . e[q].
+        """
+        products = self.products
+        inner = self.inner_products(chosen)
+        before = self.squares(chosen)
+        # |e[p]|^2 + 2 c . e[p], [criteria, options]
+        lengths = products.diagonal(dim1=1, dim2=2)
+        with_present = products[:, range(len(present)), present]
+        single = lengths + lengths[:, present] - 2 * with_present + 2 * (inner - inner[:, present])
+        # e[p] . e[q], [criteria, options, options]
+        joint = products - products[:, present] - products[:, :, present] + products[:, present][:, :, present]
+        after = before[:, None, None] + single[:, :, None] + single[:, None] + 2 * joint
+        return after.amax(0)
+
+
 @dataclass
 class Search:
     """Searches the choice of schemes with the fewest bits whose errors are within a limit. measure: runs a choice on the
@@ -100,20 +152,44 @@ class Search:
 
     def __post_init__(self) -> None:
         """Run options one by one, with all other groups in 16 bits; an option is (index of a group, scheme)."""
-        self._draw, allowed = random.Random(0), ("", *self.schemes)
+        self._draw = random.Random(0)
+        allowed = ("", *self.schemes)
         self._options = [(i, s) for i, group in enumerate(self.groups) for s in ("", *group.squares) if s in allowed]
-        squares = [self.groups[i].squares.get(s, 0.0) for i, s in self._options]
-        for _, one in sorted(zip(squares, self._options, strict=True), key=lambda pair: -pair[0])[:SINGLES]:
-            self._run(self._alone(*one))
-        none, runs = self.known[self._alone(0, "")], [self.known.get(self._alone(*one)) for one in self._options]
-        known = [run if run is not None and run.error < math.inf else none for run in runs]
-        # [criteria of all batches, options, entries]: 0 without a run, or if the run failed
-        self._changes = torch.stack([run.change for run in known], 1).double()
-        self._products, self._squares = self._changes @ self._changes.mT, torch.tensor(squares).double()
+        # of each option, [options]: its group, and the bits of the group's weights
+        self._group_of = torch.tensor([i for i, _ in self._options])
+        sizes = [bits_of(scheme) * self.groups[i].elements for i, scheme in self._options]
+        self._option_bits = torch.tensor(sizes).double()
+        squares = [self.groups[i].squares.get(scheme, 0.0) for i, scheme in self._options]
+        self._run_singles(squares)
+        runs = [self.known.get(self._alone(*option)) for option in self._options]
+        self._set_effects(squares, runs)
+
+    def _run_singles(self, squares: Sequence[float]) -> None:
+        """Run the options with the largest predicted squared errors, each with all other groups in 16 bits."""
+        largest_first = sorted(zip(squares, self._options, strict=True), key=lambda pair: -pair[0])
+        for _, option in largest_first[:SINGLES]:
+            self._run(self._alone(*option))
+
+    def _set_effects(self, squares: Sequence[float], runs: Sequence[Run | None]) -> None:
+        """Set the output changes of all options, their inner products, and their squares. squares, runs: of each option,
+        its predicted squared error and its run, or None.
+
+        Without a run, or if it failed, the change is unknown: 0 in `_changes`, and in `_products` as if independent of
+        all other changes, with a square that is predicted, or FAILED.
+        """
+        unquantized = self.known[self._alone(0, "")]
+        finite = [run if _is_finite(run) else None for run in runs]
+        # [criteria of all batches, options, entries]
+        self._changes = torch.stack([(run or unquantized).change for run in finite], 1).double()
+        # [criteria of all batches, options, options]
+        self._products = self._changes @ self._changes.mT
+        self._squares = torch.tensor(squares).double()
         for place, run in enumerate(runs):
-            if run is None or not run.error < math.inf:  # as if independent of all others
-                self._squares[place] = self._squares[place] if run is None else FAILED
-                self._products[:, place, place] = self._squares[place]
+            if _is_finite(run):
+                continue
+            if run is not None:
+                self._squares[place] = FAILED
+            self._products[:, place, place] = self._squares[place]
 
     def bits(self, choice: Choice) -> float:
         """Total bits of the weights of all groups under a choice of schemes."""
@@ -148,25 +224,49 @@ class Search:
         Each run tries a choice predicted to have few bits and an error near the limit. The search changes the best
         measured choice; then one drawn from this and those nearest to the limit, with random schemes for some groups.
         """
-        idle, accepted = 0, self.smallest_accepted(limit)
-        runs = ((choice, run) for choice, run in self.known.items() if self._allows(choice))
-        expected = {choice: self.expected_error(choice) for choice, run in runs if run.error < math.inf}
+        accepted = self.smallest_accepted(limit)
+        finite = [choice for choice, run in self.known.items() if self._allows(choice) and run.error < math.inf]
+        expected = {choice: self.expected_error(choice) for choice in finite}
+        idle = 0  # number of draws in a row without a new choice to run
         while self.left > 0 and idle < DRAWS and limit > 0:
             base = min((choice for choice, error in expected.items() if error <= limit), key=self.bits)
-            near = sorted(expected, key=lambda choice: abs(expected[choice] - limit))[:NEAR]
-            start, joint = self._draw.choice([base, *near]) if idle > 1 else base, idle % 2 == 0
-            fixed = [self._draw.randrange(len(self._options)) for _ in range(FIXED * (idle > 1))]
-            scale = self.known[start].error / expected[start] if expected[start] else 1.0
-            scale *= self._draw.uniform(1 / FAR, FAR) if idle > 1 else 1.0
-            choice = self._improve(start, scale * limit, joint, fixed)
+            choice = self._draw_choice(base, expected, limit, idle)
             idle += 1
             if choice not in self.known and self.bits(choice) < self.bits(base):
                 self._run(choice)
-                self.left, idle, expected[choice] = self.left - 1, 0, self.expected_error(choice)
-        within = [choice for choice in expected if self.known[choice].error <= limit and choice not in self.verified]
-        fewer = [choice for choice in within if self.bits(choice) < self.bits(accepted)]
-        rank = {choice: (max(limit, expected[choice]), self.bits(choice), expected[choice]) for choice in fewer}
-        return min(rank, key=rank.__getitem__, default=accepted)
+                expected[choice] = self.expected_error(choice)
+                self.left -= 1
+                idle = 0
+        return self._next_to_verify(accepted, expected, limit)
+
+    def _draw_choice(self, base: Choice, expected: Mapping[Choice, float], limit: float, idle: int) -> Choice:
+        """A choice predicted to have few bits and an error near the limit: `base` improved in both ways of predicting,
+        and if both were run before, an improved random choice. expected: {measured choice: its expected error}."""
+        start = base
+        aim = 1.0
+        fixed = list[int]()
+        if idle > 1:
+            nearest_to_limit = sorted(expected, key=lambda choice: abs(expected[choice] - limit))
+            start = self._draw.choice([base, *nearest_to_limit[:NEAR]])
+            fixed = [self._draw.randrange(len(self._options)) for _ in range(FIXED)]
+            aim = self._draw.uniform(1 / FAR, FAR)
+        # `limit` is for expected errors, but `_improve` predicts measured ones
+        scale = self.known[start].error / expected[start] if expected[start] else 1.0
+        scale *= aim
+        return self._improve(start, scale * limit, joint=idle % 2 == 0, fixed=fixed)
+
+    def _next_to_verify(self, accepted: Choice, expected: Mapping[Choice, float], limit: float) -> Choice:
+        """The best unverified choice with fewer bits than `accepted`, see `best`; or `accepted`. expected: {measured
+        choice: its expected error}."""
+
+        def may_follow(choice: Choice) -> bool:
+            within = self.known[choice].error <= limit
+            return within and choice not in self.verified and self.bits(choice) < self.bits(accepted)
+
+        def rank(choice: Choice) -> tuple[float, float, float]:
+            return max(limit, expected[choice]), self.bits(choice), expected[choice]
+
+        return min(filter(may_follow, expected), key=rank, default=accepted)
 
     def smallest_accepted(self, limit: float) -> Choice:
         """Of the verified choices with an error within the limit, the one with the fewest bits; of equal bits, the
@@ -198,10 +298,19 @@ class Search:
     def expected_error(self, choice: Choice) -> float:
         """Expected error of a choice once verified: its error on the calibration inputs or, if larger, the error of the
         most similar verified choice, times the root of the ratio of both choices' summed squared effects."""
-        verified = (one for one in self.verified if any(one) and self._allows(one))
-        nearest = min(verified, key=lambda one: sum(map(ne, one, choice)), default=self._alone(0, ""))
-        square, other = (float(self._squares[self._places(one)].sum()) for one in (choice, nearest))
-        return max(self.known[choice].error, math.sqrt(square / other) * self.verified[nearest].error if other else 0.0)
+        verified = [other for other in self.verified if any(other) and self._allows(other)]
+        unquantized = self._alone(0, "")
+        nearest = min(verified, key=lambda other: sum(map(ne, other, choice)), default=unquantized)
+        measured = self.known[choice].error
+        own_square = self._sum_of_squares(choice)
+        nearest_square = self._sum_of_squares(nearest)
+        if not nearest_square:  # no verified choice has a known effect
+            return max(measured, 0.0)
+        scaled = math.sqrt(own_square / nearest_square) * self.verified[nearest].error
+        return max(measured, scaled)
+
+    def _sum_of_squares(self, choice: Choice) -> float:
+        return float(self._squares[self._places(choice)].sum())
 
     def _allows(self, choice: Choice) -> bool:
         """Whether a choice uses only schemes of this search."""
@@ -216,35 +325,72 @@ class Search:
         changes the one or two groups that save most bits per added squared error. Returns `choice` if no predicted
         error is within the limit.
         """
-        groups = torch.tensor([i for i, _ in self._options])
-        bits = torch.tensor([bits_of(scheme) * self.groups[i].elements for i, scheme in self._options]).double()
-        at, known = torch.tensor(self._places(choice)), self.known[choice].change.double()
-        products = self._products if joint else torch.diag_embed(self._squares)[None]
-        beyond = known - self._changes[:, at].sum(1)  # the change that the single changes do not explain
-        added = joint * (self._changes @ beyond[..., None])[..., 0]
-        rest = known.square().sum(1) - products[:, at][:, :, at].sum((1, 2)) - 2 * added[:, at].sum(1)
-        diagonal, free = products.diagonal(dim1=1, dim2=2), ~torch.isin(groups, groups[fixed])
-        at[groups[fixed]] = torch.tensor(fixed, dtype=torch.long)
+        model = self._error_model(choice, joint)
+        chosen = torch.tensor(self._places(choice))  # [groups]: index of each group's option
+        locked = self._group_of[fixed]
+        chosen[locked] = torch.tensor(fixed, dtype=torch.long)
+        free = ~torch.isin(self._group_of, locked)  # [options]
         for _ in range(CHANGES):
-            now, inner = at[groups], products[:, :, at].sum(2) + added
-            before = (inner + added)[:, at].sum(1) + rest
-            own = diagonal + diagonal[:, now] - 2 * products[:, range(len(now)), now] + 2 * (inner - inner[:, now])
-            both = products - products[:, now] - products[:, :, now] + products[:, now][:, :, now]
-            after = (before[:, None, None] + own[:, :, None] + own[:, None] + 2 * both).amax(0)
-            saved = (bits[now] - bits)[:, None] + (bits[now] - bits)
-            stays = now == torch.arange(len(now))
-            apart = ((groups[:, None] != groups) | stays) & (free | stays) & (free | stays)[:, None]
-            more = after - before.amax()
-            if before.amax() > limit**2:
-                value, useful = -more / (1 - saved.clamp(max=0)), more < 0
-            else:
-                value, useful = saved / more.clamp(min=1e-6 * limit**2), (after <= limit**2) & (saved > 0)
-            value = value.where(apart & useful, 0.0)
-            if not value.amax() > 0:
+            square = model.squares(chosen).amax()
+            options = self._best_swap(model, chosen, free, limit)
+            if not options:
                 break
-            moves = [one for one in divmod(int(value.argmax()), len(now)) if one != now[one]]
-            at[groups[moves]] = torch.tensor(moves, dtype=torch.long)
-        return tuple(self._options[place][1] for place in at.tolist()) if before.amax() <= limit**2 else choice
+            chosen[self._group_of[options]] = torch.tensor(options, dtype=torch.long)
+        if not square <= limit**2:
+            return choice
+        return tuple(self._options[place][1] for place in chosen.tolist())
+
+    def _error_model(self, start: Choice, joint: bool) -> ErrorModel:
+        """The squared errors of choices near `start`, whose effects may cancel if `joint`; else their squares add up."""
+        chosen = self._places(start)
+        measured = self.known[start].change.double()  # [criteria, entries]
+        unexplained = measured - self._changes[:, chosen].sum(1)
+        if joint:
+            products = self._products
+            linear = (self._changes @ unexplained[..., None])[..., 0]
+        else:
+            products = torch.diag_embed(self._squares)[None]
+            linear = torch.zeros(self._changes.shape[:2], dtype=torch.double)
+        explained = products[:, chosen][:, :, chosen].sum((1, 2))
+        constant = measured.square().sum(1) - explained - 2 * linear[:, chosen].sum(1)
+        return ErrorModel(products, linear, constant)
+
+    def _best_swap(self, model: ErrorModel, chosen: torch.Tensor, free: torch.Tensor, limit: float) -> list[int]:
+        """The one or two options that should replace the chosen options of their groups; [] if none improves the choice.
+
+        Above the limit, the best pair reduces the squared error most, per bit added; within it, the best pair saves most
+        bits per squared error added. free: [options], whether the option's group may change.
+        """
+        before = model.squares(chosen).amax()
+        present = chosen[self._group_of]  # [options]: the option that is chosen in the option's group
+        # of each pair of options, [options, options]:
+        after = model.squares_after_swaps(chosen, present)
+        added = after - before
+        saved = self._bits_saved(present)
+        if before > limit**2:
+            value = -added / (1 - saved.clamp(max=0))
+            useful = added < 0
+        else:
+            value = saved / added.clamp(min=1e-6 * limit**2)
+            useful = (after <= limit**2) & (saved > 0)
+        value = value.where(self._swappable(present, free) & useful, 0.0)
+        if not value.amax() > 0:
+            return []
+        pair = divmod(int(value.argmax()), len(present))
+        return [option for option in pair if option != present[option]]
+
+    def _bits_saved(self, present: torch.Tensor) -> torch.Tensor:
+        """[options, options]: bits saved by a pair of options in place of the present options of their groups."""
+        saved = self._option_bits[present] - self._option_bits
+        return saved[:, None] + saved
+
+    def _swappable(self, present: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+        """[options, options]: whether a pair of options may be chosen together. A pair with an option that is chosen
+        already (the second one, if both are of one group) changes one group only. free: as in `_best_swap`."""
+        stays = present == torch.arange(len(present))
+        other_groups = self._group_of[:, None] != self._group_of
+        allowed = free | stays
+        return (other_groups | stays) & allowed & allowed[:, None]
 
     def _run(self, choice: Choice) -> None:
         if choice not in self.known:

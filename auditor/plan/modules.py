@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -127,78 +128,195 @@ def as_candidate(problem: Problem, plan: Plan) -> Candidate:
 
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
     """The plan with reasons for all modules and operations in FP32; its `least`: the modules that have to be FP32."""
-    problem, chosen = space.problem, as_candidate(space.problem, plan)
-    outputs = sorted(path for path in chosen.high if path.endswith(FP32_OUTPUT))
-    alone = {owner: _lower(problem, chosen, [owner]) for owner in (*_fp32_owners(problem, chosen), *outputs)}
-    forbidden = {owner: _find_prohibition(space, point, chosen, owner) for owner, point in alone.items()}
-    may = [owner for owner, why in forbidden.items() if why is None or why.kind == "not-floating"]
-    idle = [owner for owner in may if alone[owner].price >= chosen.price]
-    low = _lower(problem, chosen, idle)
-    harmless = low == chosen or space.holds(chosen, low, space.budget)
-    low = low if harmless else next((alone[x] for x in idle if space.holds(chosen, alone[x], space.budget)), chosen)
-    told = [owner for owner in may if not (harmless and owner in idle)]
-    _decide(space, chosen, [alone[owner] for owner in told])
-    saves = {owner: max(1 - point.cost / chosen.cost, 0.0) if chosen.cost else 0.0 for owner, point in alone.items()}
-    most = max((saves[owner] for owner in idle), default=0.0)
+    problem = space.problem
+    chosen = as_candidate(problem, plan)
+    explainer = Explainer(space, chosen)
+    least_high = explainer.lower_idle()
+    explainer.replay_doubtful()
+    reasons = [explainer.reason_of(owner, findings) for owner in explainer.lowered]
+    forced = [owner for owner in _fp32_owners(problem, least_high) if _has_floats(problem, owner)]
+    return replace(
+        plan,
+        reasons=(*merge_alike(reasons), *operation_reasons(problem, chosen)),
+        least=tuple(dict.fromkeys(map(module_of, forced))),
+    )
 
-    def reason(owner: str) -> Reason:
-        own = [node.name for node in _operations(problem, owner)]
-        why = forbidden[owner] or _explain(space, chosen, alone[owner], saves[owner], most, harmless)
-        judged = [n for n in own if problem.verdicts[n].verdict != "safe"] if why.kind != "no-gain" else []
-        fired = {x.rule for x in findings if x.node in judged and problem.format in x.formats and x.severity != "info"}
-        words, wide = why.words, "a low-precision output"
-        if owner in outputs:
-            words = words.replace("in low precision", f"with {wide}").replace("low precision", wide)
-        why = replace(why, words=words, saves=saves[owner], rules=tuple(sorted(fired)))
+
+class Effect(NamedTuple):
+    """The effect of low precision in one FP32 owner of a plan. before, after: error of the plan without and with it; ran:
+    whether `after` is measured by a replay; adds: after - before, None if not finite; left: the part of the error budget
+    that the plan leaves; saves: share of the plan's cost; failure: what a run of the model raised."""
+
+    before: float
+    after: float
+    ran: bool
+    adds: float | None
+    left: float
+    saves: float
+    failure: str
+
+    @property
+    def raises_error(self) -> bool:
+        """Whether low precision raises the output error by an amount that texts show."""
+        return not (self.after <= self.before or f"{self.after:.3g}" == f"{self.before:.3g}")
+
+
+class Explainer:
+    """Explains why owners (modules, functions, FP32 outputs of matrix products) are FP32 in one choice of precisions.
+
+    lowered: {FP32 owner: the choice with this owner in low precision}. forbidden: {FP32 owner: why it cannot run in low
+    precision, or None}. saves: {FP32 owner: share of the choice's cost that low precision would save}. idle: owners that
+    could run in low precision, but whose low precision does not reduce the price. harmless: whether the budget is met
+    with all idle owners in low precision, as far as `lower_idle` knows.
+    """
+
+    def __init__(self, space: Modules, chosen: Candidate) -> None:
+        problem = space.problem
+        self.space = space
+        self.problem = problem
+        self.chosen = chosen
+        self.outputs = sorted(path for path in chosen.high if path.endswith(FP32_OUTPUT))
+        owners = (*_fp32_owners(problem, chosen), *self.outputs)
+        self.lowered = {owner: _lower(problem, chosen, [owner]) for owner in owners}
+        self.forbidden = {
+            owner: _find_prohibition(space, point, chosen, owner) for owner, point in self.lowered.items()
+        }
+        self.saves = {owner: self._share_saved(point) for owner, point in self.lowered.items()}
+        self.possible = [owner for owner, why in self.forbidden.items() if why is None or why.kind == "not-floating"]
+        self.idle = [owner for owner in self.possible if self.lowered[owner].price >= chosen.price]
+        self.harmless = False
+
+    def _share_saved(self, point: Candidate) -> float:
+        if not self.chosen.cost:
+            return 0.0
+        return max(1 - point.cost / self.chosen.cost, 0.0)
+
+    def lower_idle(self) -> Candidate:
+        """The choice with all idle owners in low precision, if replays show that it meets the budget; otherwise with the
+        first one that meets the budget alone; otherwise the choice itself. Sets `harmless`."""
+        space = self.space
+        chosen = self.chosen
+        all_low = _lower(self.problem, chosen, self.idle)
+        self.harmless = all_low == chosen or space.holds(chosen, all_low, space.budget)
+        if self.harmless:
+            return all_low
+        single = (self.lowered[owner] for owner in self.idle)
+        return next((point for point in single if space.holds(chosen, point, space.budget)), chosen)
+
+    def replay_doubtful(self) -> None:
+        """Replay the owners whose predicted errors are too near the budget to tell on which side of it they are."""
+        # keyed by choice, since owners that share a weight have the same one
+        doubts = dict[frozenset[str], tuple[float, Candidate]]()
+        for owner in self.possible:
+            if self.harmless and owner in self.idle:
+                continue  # explained by the price alone
+            point = self.lowered[owner]
+            doubts[point.high] = (self.space.doubt(self.chosen, point), point)
+        near = [(doubt, point) for doubt, point in doubts.values() if doubt <= NEAR]
+        near.sort(key=lambda pair: pair[0])
+        for _, point in near[:DECIDING]:
+            self.space.error(point)
+
+    def reason_of(self, owner: str, findings: Sequence[Finding]) -> Reason:
+        """The reason why an owner is FP32, with the rules of the findings at its operations."""
+        reason = self.forbidden[owner] or self._explain(owner)
+        words = _about_output(reason.words) if owner in self.outputs else reason.words
+        operations = [node.name for node in _operations(self.problem, owner)]
+        rules = () if reason.kind == "no-gain" else self._rules_at(operations, findings)
+        reason = replace(reason, words=words, saves=self.saves[owner], rules=rules)
         if owner == module_of(owner):
-            return replace(why, modules=(owner,))
-        return replace(why, functions=(owner,), operations=tuple(n for n in own if n not in problem.capture.twins))
+            return replace(reason, modules=(owner,))
+        twins = self.problem.capture.twins
+        return replace(reason, functions=(owner,), operations=tuple(name for name in operations if name not in twins))
 
-    kept = _fp32_owners(problem, low)
-    least = dict.fromkeys(module_of(owner) for owner in kept if _has_floats(problem, owner))
-    reasons = (*merge_alike(map(reason, alone)), *operation_reasons(problem, chosen))
-    return replace(plan, reasons=reasons, least=tuple(least))
+    def _rules_at(self, operations: Sequence[str], findings: Sequence[Finding]) -> tuple[str, ...]:
+        """Rules of the findings, above level info, at those of the operations that are not safe."""
+        harmful = {name for name in operations if self.problem.verdicts[name].verdict != "safe"}
+        rules = set[str]()
+        for finding in findings:
+            applies = self.problem.format in finding.formats and finding.severity != "info"
+            if applies and finding.node in harmful:
+                rules.add(finding.rule)
+        return tuple(sorted(rules))
+
+    def _effect_of(self, owner: str) -> Effect:
+        """The effect of low precision in an owner, from a replay if there was one and the reason depends on it."""
+        space = self.space
+        point = self.lowered[owner]
+        before = space.before(self.chosen)
+        explained_by_price = owner in self.idle and self.harmless
+        ran = point.high in space.log and not explained_by_price
+        after = space.error(point) if ran else space.after(self.chosen, point)
+        return Effect(
+            before=before,
+            after=after,
+            ran=ran,
+            adds=after - before if math.isfinite(after) else None,
+            left=max(space.budget - before, 0.0),
+            saves=self.saves[owner],
+            failure=space.failures.get(point.high, ""),
+        )
+
+    def _explain(self, owner: str) -> Reason:
+        """The reason why an owner that could run in low precision does not."""
+        effect = self._effect_of(owner)
+        if owner in self.idle and (self.harmless or effect.after <= self.space.budget):
+            return self._explain_idle(effect)
+        return explain_effect(self.space, effect)
+
+    def _explain_idle(self, effect: Effect) -> Reason:
+        """The reason if low precision would save too little; all idle owners that save anything share one text."""
+        largest = max(self.saves[owner] for owner in self.idle)
+        gain = _too_small(largest if effect.saves else 0.0, self.problem.objective)
+        only = "" if self.harmless else "only "
+        return Reason("no-gain", f"low precision {only}there {gain}", adds=effect.adds, left=effect.left)
 
 
-def _decide(space: Modules, chosen: Candidate, points: Iterable[Candidate]) -> None:
-    """Replay the points whose predicted errors are too near the budget to tell on which side of it they are."""
-    doubts = {point.high: (space.doubt(chosen, point), point) for point in points}
-    near = [(doubt, point) for doubt, point in doubts.values() if doubt <= NEAR]
-    for _, point in sorted(near, key=lambda pair: pair[0])[:DECIDING]:
-        space.error(point)
+def explain_effect(space: Modules, effect: Effect) -> Reason:
+    """The reason why an owner is FP32 whose low precision would reduce the price or exceed the budget."""
+    if effect.raises_error:
+        return _explain_increase(space, effect)
+    return _explain_unchanged(space, effect)
 
 
-def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
-    """The reason why a module that could run in low precision does not, from replays if possible. most: largest saving
-    of the modules that would save too little; harmless: whether the budget is met with all of them low."""
-    before, budget, objective = space.before(chosen), space.budget, space.problem.objective
-    idle = low.price >= chosen.price
-    ran = not (idle and harmless) and low.high in space.log
-    after = space.error(low) if ran else space.after(chosen, low)
-    adds, left = after - before if math.isfinite(after) else None, max(budget - before, 0.0)
-    if idle and (harmless or after <= budget):
-        gain = _too_small(most if saves else 0.0, objective)
-        words = f"low precision {'' if harmless else 'only '}there {gain}"
-        return Reason("no-gain", words, adds=adds, left=left)
-    if after <= before or f"{after:.3g}" == f"{before:.3g}":
-        return _explain_unchanged(space, after, saves, adds, left, ran)
-    raises = f"{'increases' if ran else 'is predicted to increase'} the {space.what}"
-    words = explain_budget(before, after, budget, saves, objective, raises, space.failures.get(low.high, ""))
-    return Reason("margin" if after <= budget else "budget", words, adds=adds, left=left, ran=ran)
+def _explain_increase(space: Modules, effect: Effect) -> Reason:
+    """The reason if low precision raises the error."""
+    verb = "increases" if effect.ran else "is predicted to increase"
+    words = explain_budget(
+        effect.before,
+        effect.after,
+        space.budget,
+        effect.saves,
+        space.problem.objective,
+        raises=f"{verb} the {space.what}",
+        failure=effect.failure,
+    )
+    return _over_limit(space, effect, words)
 
 
-def _explain_unchanged(
-    space: Modules, after: float, saves: float, adds: float | None, left: float, ran: bool
-) -> Reason:
-    """The reason why a module stays in FP32 whose low precision does not raise the error: it saves too little, or no run
-    was left that could verify it."""
-    leaves = f"low precision there {'leaves' if ran else 'is predicted to leave'} the {space.what} at {after:.3g}"
+def _explain_unchanged(space: Modules, effect: Effect) -> Reason:
+    """The reason if low precision does not raise the error: it saves too little, or no run was left to verify it."""
+    verb = "leaves" if effect.ran else "is predicted to leave"
+    leaves = f"low precision there {verb} the {space.what} at {effect.after:.3g}"
     objective = space.problem.objective
-    if saves < WORTH:
-        return Reason("no-gain", f"{leaves}, and {_too_small(saves, objective)}", adds=adds, left=left)
-    gain = explain_gain(saves, objective)
-    words = f"{leaves}, and {gain}{'' if ran else '; the audit had no run left to verify this'}"
-    return Reason("margin" if after <= space.budget else "budget", words, adds=adds, left=left, ran=ran)
+    if effect.saves < WORTH:
+        words = f"{leaves}, and {_too_small(effect.saves, objective)}"
+        return Reason("no-gain", words, adds=effect.adds, left=effect.left)
+    unverified = "" if effect.ran else "; the audit had no run left to verify this"
+    words = f"{leaves}, and {explain_gain(effect.saves, objective)}{unverified}"
+    return _over_limit(space, effect, words)
+
+
+def _over_limit(space: Modules, effect: Effect, words: str) -> Reason:
+    """The reason that the error would exceed the budget, or only the budget less its safety margin."""
+    kind = "margin" if effect.after <= space.budget else "budget"
+    return Reason(kind, words, adds=effect.adds, left=effect.left, ran=effect.ran)
+
+
+def _about_output(words: str) -> str:
+    """The words of a reason for an FP32 output: only the output would be in low precision."""
+    output = "a low-precision output"
+    return words.replace("in low precision", f"with {output}").replace("low precision", output)
 
 
 def _too_small(saves: float, objective: str) -> str:
@@ -242,37 +360,69 @@ def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candid
 
 
 def _find_prohibition(space: Modules, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
-    """The reason why a module cannot run in low precision, or None. point: `chosen` with the module lowered."""
+    """The reason why an owner cannot run in low precision, or None. point: `chosen` with the owner lowered."""
     problem = space.problem
     if not _has_floats(problem, owner):
-        without = "has no floating-point" if _operations(problem, owner) else "contains only submodules, no"
-        return Reason("not-floating", f"{without} operations")
+        content = "has no floating-point" if _operations(problem, owner) else "contains only submodules, no"
+        return Reason("not-floating", f"{content} operations")
     if owner in point.high:
         return Reason("author", "the model's code switches autocast off there")
     if point.feasible:
         return None
-    now, then = (problem.resolve(choice_keeping(each.high, problem.format)) for each in (chosen, point))
-    nodes, group = problem.capture.nodes, lowered_with(problem, owner)
-    own = {node.name for node in _operations(problem, owner)}
-    broken = [name for name in nodes if problem.is_forbidden(then, name) and not problem.is_forbidden(now, name)]
+    resolution = problem.resolve(choice_keeping(point.high, problem.format))
+    broken = _newly_forbidden(problem, chosen, resolution)
     if not broken:
         return None
-    worst = max(broken, key=lambda name: (name in own, nodes[name].owner in group))
-    name, where, verdict = problem.capture.twins.get(worst, worst), nodes[worst].owner, problem.verdicts[worst]
-    inside = worst in own or where == module_of(owner)
-    kind, by, place = verdict.verdict, name if inside else where, "" if inside else f" in {where or 'the whole model'}"
-    why = f"{name}{place} is {kind}, since {verdict.reason}"
-    if worst in then.conflicts and kind not in ("unsafe", "untested"):
-        kind = "conflict"
-        policy = problem.policy_for(choice_keeping(point.high, problem.format))
-        why = f"{name}{place}{_line_of(nodes[worst])} {_mixed_words(space, policy, then, worst)}"
-    if worst in own:
-        return Reason(kind, why, by=by)
+    own = {node.name for node in _operations(problem, owner)}
+    group = lowered_with(problem, owner)
+    nodes = problem.capture.nodes
+    # the owner's own operations explain most, then those of the modules that share a weight with it
+    nearest = max(broken, key=lambda name: (name in own, nodes[name].owner in group))
+    return _explain_prohibition(space, point, resolution, owner, nearest)
+
+
+def _newly_forbidden(problem: Problem, chosen: Candidate, lowered: Resolution) -> list[str]:
+    """Operations that are forbidden under the dtypes `lowered`, but not under the choice `chosen`."""
+    present = problem.resolve(choice_keeping(chosen.high, problem.format))
+    forbidden = [name for name in problem.capture.nodes if problem.is_forbidden(lowered, name)]
+    return [name for name in forbidden if not problem.is_forbidden(present, name)]
+
+
+def _explain_prohibition(
+    space: Modules, point: Candidate, resolution: Resolution, owner: str, forbidden: str
+) -> Reason:
+    """The reason why an owner cannot run in low precision: then the operation `forbidden` would break. point,
+    resolution: the choice with the owner lowered, and its dtypes."""
+    problem = space.problem
+    is_own = forbidden in {node.name for node in _operations(problem, owner)}
+    name = problem.capture.twins.get(forbidden, forbidden)
+    module = problem.capture.nodes[forbidden].owner
+    place = module or "the whole model"
+    subject = name
+    cause = name
+    if not is_own and module != module_of(owner):
+        subject = f"{name} in {place}"
+        cause = module
+    kind, failure = _failure_of(space, point, resolution, forbidden)
+    words = f"{subject}{failure}"
+    if is_own:
+        return Reason(kind, words, by=name)
     if kind == "conflict" and owner in problem.forced_fp32 and owner != module_of(owner):
-        return Reason(kind, f"its result is FP32 anyway; otherwise, {why}", by=name)
-    if where in group:
-        return Reason("tied", f"shares a weight with {where or 'the whole model'}, and {why}", by=where)
-    return Reason("inherited", f"if it returned low precision: {why}", by=by)
+        return Reason(kind, f"its result is FP32 anyway; otherwise, {words}", by=name)
+    if module in lowered_with(problem, owner):
+        return Reason("tied", f"shares a weight with {place}, and {words}", by=module)
+    return Reason("inherited", f"if it returned low precision: {words}", by=cause)
+
+
+def _failure_of(space: Modules, point: Candidate, resolution: Resolution, forbidden: str) -> tuple[str, str]:
+    """(kind of Reason, words that follow the operation's name): how a forbidden operation fails under a choice."""
+    problem = space.problem
+    verdict = problem.verdicts[forbidden]
+    if forbidden not in resolution.conflicts or verdict.verdict in ("unsafe", "untested"):
+        return verdict.verdict, f" is {verdict.verdict}, since {verdict.reason}"
+    policy = problem.policy_for(choice_keeping(point.high, problem.format))
+    line = _line_of(problem.capture.nodes[forbidden])
+    return "conflict", f"{line} {_mixed_words(space, policy, resolution, forbidden)}"
 
 
 def _line_of(node: Node) -> str:

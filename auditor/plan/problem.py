@@ -102,51 +102,134 @@ def timed_in(resolution: Resolution, name: str) -> str:
     return resolution.nodes[name].factors or resolution.computed_format(name) or "fp32"
 
 
+class EnergyTerms:
+    """Sums the prices and squared errors of one problem into the terms that a minimum cut can minimize.
+
+    scopes: {owner: (price in low precision, price in FP32, squared error in low precision)}. pairs: {(producer,
+    consumer): (squared error, seconds) of the casts between both owners if their precisions differ}.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.resolution = problem.lowest
+        self.owner_of = {name: problem.variable(name) for name in problem.capture.nodes}
+        self.scopes = dict.fromkeys((*problem.layout.owners, *kept_functions(problem)), (0.0, 0.0, 0.0))
+        self.pairs = dict[tuple[str, str], tuple[float, float]]()
+
+    def add_owner_costs(self, owners: Collection[str], low: float, high: float, square: float) -> None:
+        """Split a node's price in low precision, its price in FP32, and its squared error equally over its owners."""
+        for owner in owners:
+            old_low, old_high, old_square = self.scopes[owner]
+            self.scopes[owner] = (
+                old_low + low / len(owners),
+                old_high + high / len(owners),
+                old_square + square / len(owners),
+            )
+
+    def add_cast_cost(self, producer: str, consumer: str, value: str) -> None:
+        """Charge a cast of `value` that happens only if producer and consumer have different precisions."""
+        old_square, old_price = self.pairs.get((producer, consumer), (0.0, 0.0))
+        readers = [user for user in self.problem.users[value] if self.owner_of[user] == consumer]
+        square = self.problem.cast_square(self.resolution, value, readers)
+        price = self.problem.cast_price([value])
+        self.pairs[producer, consumer] = (old_square + square, old_price + price)
+
+    def add_nodes(self) -> float:
+        """Add all operations and stored tensors; returns the price of all operations in FP32."""
+        problem = self.problem
+        readers = readers_of(problem.capture)
+        # `figures` reuses its array, so the first result is copied before the second call
+        squares, low_prices, *_ = problem.figures(self.resolution).tolist()
+        _, high_prices, *_ = problem.figures(problem.resolve(plain("fp32"))).tolist()
+        rows = zip(problem.node_types, low_prices, high_prices, squares, strict=True)
+        for name, low, high, square in rows:
+            if name in self.owner_of:
+                self.add_owner_costs([self.owner_of[name]], low, high, square)
+                self.add_casts_of_result(name)
+            else:  # a stored tensor: the owners that read it pay
+                self.add_owner_costs(readers.get(name, ()), low, high, square)
+        operations = len(problem.costs)  # the first rows; stored tensors follow
+        return sum(high_prices[:operations])
+
+    def add_casts_of_result(self, name: str) -> None:
+        """Charge the casts of an operation's low-precision result for the other owners that read it."""
+        if not self.resolution.low(name):
+            return
+        producer = self.owner_of[name]
+        consumers = {self.owner_of[user] for user in self.problem.users.get(name, ())}
+        for consumer in consumers - {producer}:
+            self.add_cast_cost(producer, consumer, name)
+
+    def forbid(self, owner: str) -> None:
+        """Make low precision in an owner so expensive that no choice includes it."""
+        self.add_owner_costs([owner], 0.0, 0.0, FORBIDDEN)
+
+    def add_rounded_values(self) -> None:
+        """Add the errors of rounding FP32 values for low-precision operations, weights and inputs."""
+        problem = self.problem
+        stored_inputs = problem.layout.inputs if "input" in problem.how.stores else ()
+        for name, square in problem.cast_squares(self.resolution).items():
+            casters = self.casters_of(name)
+            if name not in stored_inputs:
+                self.add_owner_costs(casters, 0.0, 0.0, square)
+                continue
+            root = ""
+            self.add_owner_costs([root], 0.0, 0.0, square)
+            for owner in casters - {root}:  # if the root does not round its inputs, their readers do
+                self.add_cast_cost(root, owner, name)
+
+    def casters_of(self, value: str) -> set[str]:
+        """The owners that round a value: those of the operations that read it rounded, otherwise of all readers."""
+        readers = self.resolution.readers_of_rounded.get(value) or self.problem.users.get(value, [])
+        # the graph's output has no owner, so the value's producer casts it
+        producer = self.owner_of.get(value, "")
+        return {self.owner_of.get(reader, producer) for reader in readers}
+
+
+def kept_functions(problem: Problem) -> list[str]:
+    """All functions that their modules may keep in FP32, as `variable` names them."""
+    exceptions = problem.exceptions.items()
+    return [function_in(owner, name) for owner, names in exceptions for name in sorted(names)]
+
+
+def tied_owners(problem: Problem) -> set[tuple[str, str]]:
+    """Pairs of owners that share a stored tensor, which can have only one precision."""
+    deciding = problem.layout.deciding_owners
+    return {pair for place in problem.stored_tensors for pair in pairwise(deciding.get(place.name, ()))}
+
+
+def shielded_owners(problem: Problem) -> frozenset[str]:
+    """Owners that can be low only if the owner above is: functions, and, under strategies with autocast regions, modules
+    that the model's code always calls with autocast switched off."""
+    shielded = set(kept_functions(problem))
+    if problem.how.regional:
+        nodes = problem.capture.nodes.values()
+        shielded |= {node.owner for node in nodes} - {node.owner for node in nodes if _allows_autocast(node)}
+    return frozenset(shielded)
+
+
+def _allows_autocast(node: Node) -> bool:
+    """Whether an operation's module is called with autocast on: a region that switches it off begins inside, if any."""
+    region = node.region
+    return region is None or region.enabled or len(node.calls) <= region.depth
+
+
 def energy_of(problem: Problem) -> Energy:
     """Build a problem's Energy, from prices and errors with all in FP32, and with all possible in low precision."""
-    nodes, users, resolution = problem.capture.nodes, problem.users, problem.lowest
-    functions = [function_in(owner, name) for owner, names in problem.exceptions.items() for name in sorted(names)]
-    scopes = dict.fromkeys((*problem.layout.owners, *functions), (0.0, 0.0, 0.0))
-    decides = {name: problem.variable(name) for name in nodes}
-
-    def charge(owners: Collection[str], low: float, high: float, error: float) -> None:
-        for owner in owners:
-            a, b, c = scopes[owner]
-            scopes[owner] = (a + low / len(owners), b + high / len(owners), c + error / len(owners))
-
-    pairs = dict[tuple[str, str], tuple[float, float]]()
-
-    def exchange(producer: str, consumer: str, value: str) -> None:
-        error, price = pairs.get((producer, consumer), (0.0, 0.0))
-        square = problem.cast_square(resolution, value, [user for user in users[value] if decides[user] == consumer])
-        pairs[producer, consumer] = (error + square, price + problem.cast_price([value]))
-
-    readers, low = readers_of(problem.capture), problem.figures(resolution).tolist()
-    high = problem.figures(problem.resolve(plain("fp32"))).tolist()
-    for name, square, narrow, wide in zip(problem.node_types, low[0], low[1], high[1], strict=True):
-        charge([decides[name]] if name in decides else readers.get(name, ()), narrow, wide, square)
-        if name in decides and resolution.low(name):
-            for consumer in {decides[user] for user in users.get(name, ())} - {decides[name]}:
-                exchange(decides[name], consumer, name)
+    terms = EnergyTerms(problem)
+    fp32_price = terms.add_nodes()
     for owner in problem.forced_fp32:
-        charge([owner], 0.0, 0.0, FORBIDDEN)
-    entering = problem.layout.inputs if "input" in problem.how.stores else ()
-    for name, square in problem.cast_squares(resolution).items():
-        casting = resolution.readers_of_rounded.get(name) or users.get(name, [])
-        maker = decides.get(name, "")  # the graph's output is in no scope: the value's producer casts it
-        casters = {decides.get(user, maker) for user in casting}
-        charge([""] if name in entering else casters, 0.0, 0.0, square)
-        for owner in casters - {""} if name in entering else ():  # if the root does not round its inputs, readers do
-            exchange("", owner, name)
-    tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
-    deciding = problem.layout.deciding_owners  # a stored tensor can have only one precision
-    tied = {pair for place in problem.stored_tensors for pair in pairwise(deciding.get(place.name, ()))}
-    shielded, several = set(functions), nodes.values()
-    if problem.how.regional:  # modules that the model's code always calls with autocast switched off
-        free = {n.owner for n in several if n.region is None or n.region.enabled or len(n.calls) <= n.region.depth}
-        shielded |= {n.owner for n in several} - free
-    island = ISLAND_SHARE * sum(high[1][: len(problem.costs)])
-    return Energy(scopes, pairs, tree, tied, island, frozenset(shielded))
+        terms.forbid(owner)
+    terms.add_rounded_values()
+    scopes_above = {owner: nearest_above(owner, terms.scopes) for owner in terms.scopes}
+    return Energy(
+        scopes=terms.scopes,
+        pairs=terms.pairs,
+        tree={owner: above for owner, above in scopes_above.items() if above is not None},
+        tied=tied_owners(problem),
+        island=ISLAND_SHARE * fp32_price,
+        shielded=shielded_owners(problem),
+    )
 
 
 @dataclass(frozen=True)
@@ -248,26 +331,39 @@ class Problem:
         Owners that `high` forces to FP32 are added; FP32 outputs without effect are removed. If batches take several
         paths through the model, the error is the largest of any path.
         """
-        energy, costs = self.energy, self.costs
-        settled = energy.settle(energy.scopes.keys() & high) | (self.products.keys() & high)
-        if (high := settled - without_effect(settled)) in self.evaluated:
-            return self.evaluated[high]
+        high = self._complete(high)
+        if high not in self.evaluated:
+            self.evaluated[high] = self._predict(high)
+        return self.evaluated[high]
+
+    def _complete(self, high: Collection[Any]) -> frozenset[str]:
+        """All FP32 modules and functions, and the FP32 outputs that have an effect, of a choice."""
+        owners = self.energy.complete(self.energy.scopes.keys() & high)
+        with_outputs = owners | (self.products.keys() & high)
+        return with_outputs - without_effect(with_outputs)
+
+    def _predict(self, high: frozenset[str]) -> Candidate:
         resolution = self.resolve(choice_keeping(high, self.format))
         figures = self.figures(resolution)
-        squares, (_, price, elapsed, _) = self.squares(resolution, figures[0]), figures.sum(axis=1).tolist()
+        squares = self.squares(resolution, figures[0])
+        error = math.sqrt(max(sum(square for name, square in squares.items() if name in path) for path in self.paths))
+        _, price, elapsed, _ = figures.sum(axis=1).tolist()
         # Autocast caches cast weights, so only casts of activations take time.
-        cast = costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
-        cost = price + self.cast_price(cast)
+        cast = self.costs.keys() & {source for typed in resolution.nodes.values() for source in typed.cast}
         elapsed += cast_seconds(sum(self.elements[name] for name in cast), self.format, self.device)
         if self.objective == "memory":
             needed = self.memory(resolution)
             cost = traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
-        # changes of precision: scopes that differ from the scope above, and products with FP32 output
-        changes = sum((owner in high) != (above in high) for owner, above in energy.tree.items())
-        changes += sum(path.endswith(FP32_OUTPUT) for path in high)
-        error = math.sqrt(max(sum(square for name, square in squares.items() if name in path) for path in self.paths))
-        self.evaluated[high] = Candidate(high, error, cost + energy.island * changes, cost, elapsed)
-        return self.evaluated[high]
+        else:
+            cost = price + self.cast_price(cast)
+        price_of_changes = self.energy.island * self._changes_of_precision(high)
+        return Candidate(high, error, cost + price_of_changes, cost, elapsed)
+
+    def _changes_of_precision(self, high: frozenset[str]) -> int:
+        """Number of scopes that differ from the scope above, and of products with FP32 output."""
+        scopes = sum((owner in high) != (above in high) for owner, above in self.energy.tree.items())
+        outputs = sum(path.endswith(FP32_OUTPUT) for path in high)
+        return scopes + outputs
 
     def cheapest(self, allowed: float) -> Candidate:
         """The cheapest choice found with a predicted error of at most `allowed`."""
@@ -278,23 +374,33 @@ class Problem:
 
         The array is reused: only columns whose dtypes differ from the last choice of precisions are computed again.
         """
-        for i, (name, known) in enumerate(self.node_types.items()):
-            if (typed := resolution.nodes[name]) is not known:
-                self.node_types[name], self._figures[:, i] = typed, self._figures_of(resolution, name)
+        for i, (name, last) in enumerate(self.node_types.items()):
+            typed = resolution.nodes[name]
+            if typed is not last:
+                self.node_types[name] = typed
+                self._figures[:, i] = self._figures_of(resolution, name)
         return self._figures
 
     def _figures_of(self, resolution: Resolution, name: str) -> tuple[float, float, float, float]:
-        if name not in self.costs:  # a stored tensor
-            of_byte = traffic_seconds(1, self.device) if self.objective == "memory" else 0.0
-            row = FORMATS[self.format if resolution.low(name) else "fp32"]
-            return 0.0, of_byte * self.elements[name] * row.bytes, 0.0, 0.0
-        cost, fmt = cost_of(self, name, resolution), timed_in(resolution, name)
+        if name not in self.costs:
+            return 0.0, self._price_of_stored(resolution, name), 0.0, 0.0
+        cost = cost_of(self, name, resolution)
+        fmt = timed_in(resolution, name)
+        square = self.node_square(resolution, name)
         own = price(self.objective, cost, self.elements[name], fmt, self.device)
-        square, elapsed = self.node_square(resolution, name), seconds(cost, fmt, self.device)
+        elapsed = seconds(cost, fmt, self.device)
         if name in self.repaired and FORMATS[fmt].low:
-            slower = self._slowdown_by_repair(name, fmt)
-            own, elapsed = own + slower, elapsed + slower
+            slowdown = self._slowdown_by_repair(name, fmt)
+            own += slowdown
+            elapsed += slowdown
         return square, own, elapsed, cost.flops * FORMATS[fmt].low
+
+    def _price_of_stored(self, resolution: Resolution, name: str) -> float:
+        """Price of a stored tensor's bytes, which only plans for less memory pay."""
+        if self.objective != "memory":
+            return 0.0
+        fmt = self.format if resolution.low(name) else "fp32"
+        return traffic_seconds(1, self.device) * self.elements[name] * FORMATS[fmt].bytes
 
     def _slowdown_by_repair(self, name: str, fmt: str) -> float:
         """Seconds by which a repaired operation is slower than its low-precision kernel: it computes in FP32, converts

@@ -201,7 +201,7 @@ class Energy:
         groups = nx.connected_components(nx.Graph(list(self.tied)))
         return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
-    def settle(self, high: Collection[str]) -> frozenset[str]:
+    def complete(self, high: Collection[str]) -> frozenset[str]:
         """All FP32 owners: the owners in `high`, all tied to these, and every shielded owner below an FP32 owner."""
         result = {*high, *(each for owner in self._tied_groups.keys() & high for each in self.together(owner))}
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):

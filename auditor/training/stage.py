@@ -44,7 +44,7 @@ from .recommend import (
     tolerated_error,
 )
 from .replay import Step, bind_step, gradient_error, run_step
-from .step import FP32, LOSS, StepPrecision, capture_step, own_step, settle, step_batches
+from .step import FP32, LOSS, StepPrecision, capture_step, own_step, step_batches, use_own_gradients
 
 QUARTERS = 12
 """Maximum number of times that the loss scale is divided by four to make gradients finite on every batch."""
@@ -81,7 +81,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
         batches = usable(captured, replace(subject, batches=step_batches(subject)))
         for batch in batches:
             tick("FP32 step")
-            step = settle(run_step(bind_step(captured, subject, batch, seed)))
+            step = use_own_gradients(run_step(bind_step(captured, subject, batch, seed)))
             for name, leaves in step.gradients.items():
                 gradients.setdefault(name, []).extend(magnitudes_of(g) for g in leaves if g is not None)
             steps.append(float(step.loss.detach()))
@@ -208,7 +208,7 @@ def _steps(prepared: MeasuredStep) -> Iterator[Step]:
     captured, first = prepared.capture, prepared.first
     yield first
     for batch in usable(captured, replace(first.subject, batches=step_batches(first.subject)))[1:]:
-        yield settle(run_step(bind_step(captured, first.subject, batch, first.seed)))
+        yield use_own_gradients(run_step(bind_step(captured, first.subject, batch, first.seed)))
 
 
 def _at_a_scale(

@@ -197,7 +197,7 @@ def own_step(step: Step, low: StepPrecision, scale: float = 1.0) -> LowStep:
         return failure_of_step(error)
 
 
-def settle(step: Step) -> Step:
+def use_own_gradients(step: Step) -> Step:
     """Replace the parameters' gradients of a recorded step by the gradients of the model's own step.
 
     Recorded and own gradients differ if the model has an autograd.Function, or hooks that change gradients. Raises:

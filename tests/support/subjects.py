@@ -9,7 +9,7 @@ from auditor.capture.capture import capture
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
 from auditor.measure.rerun import PLAIN, Yardstick
-from auditor.measure.settle import settle
+from auditor.measure.uncertain import measure_uncertain
 from auditor.records import Capture, Contribution, Node, Subject
 
 FORMATS = ("fp16", "bf16")
@@ -36,7 +36,7 @@ def effects_of(
     measured: Measurement, seed: int = 0, yardstick: Yardstick = PLAIN
 ) -> dict[str, dict[str, Contribution]]:
     """What every node does to the outputs, predicted or run."""
-    return settle(measured, first_order(measured, seed, yardstick), yardstick)[0]
+    return measure_uncertain(measured, first_order(measured, seed, yardstick), yardstick)[0]
 
 
 def nodes_by_op(capture: Capture, packet: str) -> list[Node]:

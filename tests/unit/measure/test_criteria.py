@@ -18,7 +18,7 @@ from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement
 from auditor.measure.probes import PARTS, SHORT, inner_products
 from auditor.measure.rerun import Yardstick
-from auditor.measure.settle import settle
+from auditor.measure.uncertain import measure_uncertain
 from auditor.numerics.formats import format_of
 from auditor.records import Contribution
 from tests.support.brute_force import OneLow, spearman
@@ -164,7 +164,7 @@ class Case:
         held = criteria_for(criteria_of(f"output: {text}"), 0.01, answer(model, ((x,), {})))
         self.measured: Measurement = measurement_of(model, x)
         first = first_order(self.measured, 0, Yardstick(1.0, held))
-        self.found, _ = settle(self.measured, first, Yardstick(1.0, held))
+        self.found, _ = measure_uncertain(self.measured, first, Yardstick(1.0, held))
         self.answers, self.predicted = first.answers, first.contributions
 
     def compared(self, fmt: str) -> list[tuple[Contribution, Contribution, float]]:

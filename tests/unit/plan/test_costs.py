@@ -158,10 +158,10 @@ def test_a_shielded_scope_is_low_with_the_one_above_it_alone() -> None:
     assert energy(scopes, tree=tree, shielded=shielded).cut(1.0) == {"a.s"}
 
 
-def test_settling_goes_down_the_tree() -> None:
+def test_fp32_goes_down_the_tree() -> None:
     tree = {"a": "", "a.s": "a", "a.s.t": "a.s", "b": ""}
     found = energy({}, tree=tree, shielded=frozenset({"a.s", "a.s.t", "b"}))
-    assert found.settle({"a"}) == {"a", "a.s", "a.s.t"}
+    assert found.complete({"a"}) == {"a", "a.s", "a.s.t"}
 
 
 def sink_side(arcs: list[Arc]) -> set[object]:

@@ -237,7 +237,7 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
     for path, choice in kept.items():
         (reason,) = plan.reasons_of(path)
         assert reason.functions == (f"{path}..{choice.keep[0]}",)
-        assert reason.words.startswith("returns FP32 anyway; if not kept in FP32, matmul_")
+        assert reason.words.startswith("its result is FP32 anyway; otherwise, matmul_")
         assert re.search(
             r" \(.+:\d+\) raises an error in a run of the whole model in BF16: .+; the FP32 values come from .+ \(.+:\d+\)$",
             reason.words,

@@ -404,12 +404,9 @@ def test_what_a_module_around_keeps_says_so() -> None:
 def test_an_error_that_falls_or_stays_is_not_called_increased(
     before: float, after: float, saves: float, kind: str, said: str
 ) -> None:
-    chosen, low = Candidate(frozenset({"a"}), 0.0, 1.0), Candidate(frozenset(), 0.0, 0.9)
-    space = SimpleNamespace(
-        budget=0.01, what="error", log={low.high: after}, failures={}, problem=SimpleNamespace(objective="time"),
-        before=lambda point: before, after=lambda *points: after, error=lambda point: after,
-    )  # fmt: skip
-    reason = modules._explain(space, chosen, low, saves, saves, False)
+    effect = modules.Effect(before, after, ran=True, adds=after - before, left=0.01 - before, saves=saves, failure="")
+    space = SimpleNamespace(budget=0.01, what="error", problem=SimpleNamespace(objective="time"))
+    reason = modules.explain_effect(space, effect)
     assert (reason.kind, said in reason.words) == (kind, True), reason
     assert ("increase" in reason.words) == (f"{after:.3g}" > f"{before:.3g}")
 

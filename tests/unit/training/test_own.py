@@ -19,7 +19,7 @@ from auditor.records.audit import Audit
 from auditor.training.objective import training_subject
 from auditor.training.replay import Step, bind_step, gradient_error, run_step
 from auditor.training.stage import low_names
-from auditor.training.step import FP32, StepPrecision, capture_step, own_step, settle, step_batches
+from auditor.training.step import FP32, StepPrecision, capture_step, own_step, step_batches, use_own_gradients
 from tests.support.capturing import Function
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
@@ -95,7 +95,7 @@ def test_without_a_plan_to_train_under_the_step_is_plain_autocast() -> None:
 def step_of(model: nn.Module, data: Any, loss: Callable[..., Any] | None) -> Step:
     subject = training_subject(model, data, {}, loss)
     captured = capture_step(subject, ("fp16",), seed=5)
-    return settle(run_step(bind_step(captured, subject, step_batches(subject)[0], seed=5)))
+    return use_own_gradients(run_step(bind_step(captured, subject, step_batches(subject)[0], seed=5)))
 
 
 def error_of(step: Step, low: StepPrecision, scale: float = 1024.0) -> float:

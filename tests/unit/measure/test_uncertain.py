@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.capture import capture
-from auditor.measure import settle
+from auditor.measure import uncertain
 from auditor.measure.attribute import first_order
 from auditor.measure.calibrate import Calibration
 from auditor.measure.measure import Measurement, measure
@@ -28,15 +28,15 @@ BUDGET = 0.01
 
 @pytest.fixture
 def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What each settling cost, in runs of the whole model."""
+    """What the runs of each format cost, in runs of the whole model."""
     found: list[float] = []
-    original = settle.FormatRuns.settle_unknown
+    original = uncertain.FormatRuns.measure_unknown
 
-    def counted(self: settle.FormatRuns) -> None:
+    def counted(self: uncertain.FormatRuns) -> None:
         original(self)
         found.append(self.reruns.spent)
 
-    monkeypatch.setattr(settle.FormatRuns, "settle_unknown", counted)
+    monkeypatch.setattr(uncertain.FormatRuns, "measure_unknown", counted)
     return found
 
 
@@ -135,7 +135,7 @@ def test_of_two_thousand_classes_a_few_may_change(spent: list[float]) -> None:
 
 
 def test_what_the_runs_did_not_get_to_is_untested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "RUNS", 0)
+    monkeypatch.setattr(uncertain, "RUNS", 0)
     measured = measured_in("fp16", lambda x: (x * x).tanh(), torch.tensor([[300.0]]))
     found = attributed(measured)
     assert found["mul"].decided_by == "not-run"
@@ -216,8 +216,8 @@ def held(model: nn.Module, *inputs: Tensor, budget: float = BUDGET) -> Held:
                 runs[self.format] = self.spent
                 return found
 
-        patch.setattr(settle, "Reruns", Counted)
-        found, checks = settle.settle(measured, first, Yardstick(budget))
+        patch.setattr(uncertain, "Reruns", Counted)
+        found, checks = uncertain.measure_uncertain(measured, first, Yardstick(budget))
     return Held(measured, first.contributions, found, checks, runs)
 
 
@@ -247,7 +247,7 @@ def test_where_first_order_fails_it_is_seen_and_what_is_said_to_break_the_budget
     assert not check.holds
     assert check.refuted > 0
     assert check.most > 2
-    assert said.runs["bf16"] <= settle.RUNS + 1
+    assert said.runs["bf16"] <= uncertain.RUNS + 1
 
 
 def chain(x: Tensor) -> Tensor:
@@ -263,7 +263,7 @@ def test_where_first_order_holds_few_runs_are_made() -> None:
     assert check.holds
     assert check.left > 0
     assert check.refuted == 0
-    assert said.runs["bf16"] <= settle.TRUSTED + 1
+    assert said.runs["bf16"] <= uncertain.TRUSTED + 1
     by = {said.found[name]["bf16"].decided_by for name in said.floating()}
     assert by == {"first-order", "re-run"}
 
@@ -281,7 +281,7 @@ def test_views_of_one_value_are_told_of_by_one_run() -> None:
     measured = measurement_of(function, normal(4, 8))
     first = first_order(measured)
     with Stages(lambda stage, detail, *_: ticks.append(detail))("measure", ""):
-        found, _ = settle.settle(measured, first, Yardstick(1e-5))
+        found, _ = uncertain.measure_uncertain(measured, first, Yardstick(1e-5))
     views = [name for name in measured.capture.nodes if name.startswith(("view", "transpose", "unsqueeze"))]
     assert len(views) == 3
     assert {found[name]["bf16"].decided_by for name in views} == {"re-run"}
