@@ -21,10 +21,10 @@ FORMATS = ("fp16", "bf16")
 PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "reference": (reference.Reference, ("compute",)),
     "magnitudes": (measure.Measurement, ("keep",)),
-    "rounding": (alone.InFormat, ("_read",)),
+    "rounding": (alone.LowPrecisionProbe, ("_rounded_value",)),
     "alone": (alone.Alone, ("run",)),
-    "low from the start": (alone.InFormat, ("advance",)),
-    "errors": (alone.InFormat, ("_error",)),
+    "low from the start": (alone.LowPrecisionProbe, ("advance",)),
+    "errors": (alone.LowPrecisionProbe, ("_error",)),
     "inner products": (attribute._Hook, ("__call__",)),
 }
 """{part: where its functions stand, and their names}; a part inside another is not counted twice."""

@@ -49,11 +49,16 @@ class Entry:
 
 
 class Values:
-    """All tensors of a run, with their nodes. constant(tensor) -> node adds a tensor of unknown origin."""
+    """All tensors of a run, with their nodes. constant(tensor) -> node adds a tensor of unknown origin.
+
+    Tensors that share memory form trees: a view's entry has its source, and the last source is the root. A write to any
+    of them changes the whole root at once; other views of the root are computed from it when they are next read.
+    """
 
     def __init__(self, emit: Emit, constant: Constant) -> None:
-        self._emit, self._constant = emit, constant
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], Entry]] = {}
+        self._emit = emit
+        self._constant = constant
+        self._entries: dict[int, tuple[weakref.ref[torch.Tensor], Entry]] = {}  # {id of a live tensor: its entry}
         self._memories: dict[int, Memory] = {}
 
     def node_of(self, x: torch.Tensor) -> fx.Node:
@@ -73,25 +78,23 @@ class Values:
 
         The source may be `x` itself before it changed shape.
         """
-        parent, geometry = self._entry(source), geometry_of(x)
+        parent = self._entry(source)
+        geometry = geometry_of(x)
         if view is None or view.op is _aten.as_strided.default:
-            views = ((entry, find_view(geometry, entry.geometry)) for entry in parent.chain)
-            within = next(((entry, view) for entry, view in views if view is not None), None)
-            if within is None:  # not a view of any tensor in the chain
+            viewed = _viewed_tensor(parent, geometry)
+            if viewed is None:
                 self.bind(x, node)
                 return
-            parent, view = within
+            parent, view = viewed
             if parent.chain[-1].version:  # a written tensor has another layout in a replay
                 node = read(self._emit, self._constant, view, geometry, parent.geometry, self._current(parent))
-        above = parent.source
-        same = above is not None and parent.view.reshapes(parent.geometry, above.geometry)
-        if above is not None and same and view.reshapes(geometry, parent.geometry):  # keeps chains short
-            view, parent = View(_aten.reshape.default, (list(geometry.shape),)), above
-        self._add(x, Entry(node, geometry, parent.memory, parent, view, parent.chain[-1].version))
+        parent, view = _shortest(parent, view, geometry)
+        version = parent.chain[-1].version
+        self._add(x, Entry(node, geometry, parent.memory, parent, view, version))
 
     def update_storage(self, x: torch.Tensor) -> None:
         """Update the entry of `x` after `x` got another storage, possibly another tensor's."""
-        self._known.pop(id(x), None)
+        self._entries.pop(id(x), None)
         self._entry(x)
 
     def same(self, x: torch.Tensor, other: torch.Tensor) -> None:
@@ -106,59 +109,89 @@ class Values:
         """Set the node of `x` after a write; tensors that share its memory change too."""
         entry = self._entry(x)
         if entry.source is None and entry.geometry != geometry_of(x):  # an `out=` of another shape
-            self._known.pop(id(x))
+            del self._entries[id(x)]
             self.bind(x, node)
             return
+        root = self._write_up(entry, node)
+        self._write_beside(root)
+
+    def _write_up(self, entry: Entry, node: fx.Node) -> Entry:
+        """Set the node of an entry, and of every tensor up to its root, which is returned."""
         *views, root = entry.chain
         root.version += 1
         for child in views:
-            assert child.source is not None
-            child.node, child.version = node, root.version
-            whole = self._current(child.source, root.version - 1)
-            own, parent = child.geometry, child.source.geometry
-            node = scatter(self._emit, self._constant, child.view, own, parent, whole, node)
+            child.node = node
+            child.version = root.version
+            parent = child.source
+            assert parent is not None
+            # The parent's new entries: those before this write, except for the child's.
+            before = self._current(parent, root.version - 1)
+            own = child.geometry
+            node = scatter(self._emit, self._constant, child.view, own, parent.geometry, before, node)
         root.node = node
-        for other in root.memory.roots if root.memory is not None else ():
-            pairs = (other.node, other.geometry), (root.node, root.geometry)
-            seen = overwrite(self._emit, self._constant, *pairs) if other is not root else None
-            if seen is not None:  # the new entries also appear in a view made by an operation that was not seen
-                other.node, other.version = seen, other.version + 1
+        return root
+
+    def _write_beside(self, root: Entry) -> None:
+        """Set the nodes of other roots in the memory of a written root: views made by operations that were not seen."""
+        if root.memory is None:
+            return
+        written = (root.node, root.geometry)
+        for other in root.memory.roots:
+            if other is root:
+                continue
+            node = overwrite(self._emit, self._constant, (other.node, other.geometry), written)
+            if node is not None:
+                other.node = node
+                other.version += 1
 
     def _entry_of(self, x: torch.Tensor) -> Entry | None:
-        known = self._known.get(id(x))
-        if known is None or known[0]() is not x:
+        """The entry of a registered tensor; None if the tensor is unknown or has another storage now."""
+        registered = self._entries.get(id(x))
+        if registered is None:
             return None
-        memory = known[1].memory
-        if memory is not None and address(x) != memory.address:  # `x.data = ...`, which is no operation
-            del self._known[id(x)]
+        reference, entry = registered
+        if reference() is not x:
             return None
-        return known[1]
+        if entry.memory is not None and address(x) != entry.memory.address:  # `x.data = ...`, which is no operation
+            del self._entries[id(x)]
+            return None
+        return entry
 
     def _entry(self, x: torch.Tensor) -> Entry:
-        if (known := self._entry_of(x)) is not None:
-            return known
-        memory, geometry = self._memory_of(x), geometry_of(x)
-        for root in memory.roots if memory is not None else ():
-            view = find_view(geometry, root.geometry)
-            if view is not None:
-                node = read(self._emit, self._constant, view, geometry, root.geometry, root.node)
-                entry = Entry(node, geometry, memory, root, view, root.version)
-                break
-        else:
+        """The entry of a tensor; an unknown tensor is registered as a view of a root in its memory, or as a constant."""
+        entry = self._entry_of(x)
+        if entry is not None:
+            return entry
+        geometry = geometry_of(x)
+        memory = self._memory_of(x)
+        if memory is not None:
+            entry = self._view_of_root(geometry, memory)
+        if entry is None:
             entry = Entry(self._constant(x), geometry, memory)
         self._add(x, entry)
         return entry
 
+    def _view_of_root(self, geometry: Geometry, memory: Memory) -> Entry | None:
+        """An entry for a tensor of this layout as a view of a root in its memory; None if no root contains it."""
+        for root in memory.roots:
+            view = find_view(geometry, root.geometry)
+            if view is not None:
+                node = read(self._emit, self._constant, view, geometry, root.geometry, root.node)
+                return Entry(node, geometry, memory, root, view, root.version)
+        return None
+
     def _current(self, entry: Entry, version: int | None = None) -> fx.Node:
         """The node with the tensor's entries after all writes to its memory, or after the first `version` writes."""
-        chain = entry.chain
-        version = chain[-1].version if version is None else version
-        stale = [item for item in chain[:-1] if item.version < version]
-        for item in reversed(stale):
-            assert item.source is not None
-            own, parent = item.geometry, item.source.geometry
-            item.node = read(self._emit, self._constant, item.view, own, parent, item.source.node)
-            item.version = version
+        *views, root = entry.chain
+        if version is None:
+            version = root.version
+        stale = [child for child in views if child.version < version]
+        for child in reversed(stale):  # a view is computed from its source, which is current by then
+            parent = child.source
+            assert parent is not None
+            own = child.geometry
+            child.node = read(self._emit, self._constant, child.view, own, parent.geometry, parent.node)
+            child.version = version
         return entry.node
 
     def _memory_of(self, x: torch.Tensor) -> Memory | None:
@@ -168,16 +201,38 @@ class Values:
         memory = self._memories.get(place)
         if memory is None:
             storage = StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
-            memory = self._memories[place] = Memory(place, storage)
+            memory = Memory(place, storage)
+            self._memories[place] = memory
         return memory
 
     def _add(self, x: torch.Tensor, entry: Entry) -> None:
-        key, known = id(x), self._known
+        """Register a tensor until Python frees it; the entry remains in the trees of its views."""
+        key = id(x)
+        entries = self._entries
 
         def forget(reference: Any) -> None:
-            if key in known and known[key][0] is reference:
-                del known[key]
+            if key in entries and entries[key][0] is reference:
+                del entries[key]
 
-        known[key] = (weakref.ref(x, forget), entry)
+        entries[key] = (weakref.ref(x, forget), entry)
         if entry.memory is not None and entry.source is None:
             entry.memory.roots.append(entry)
+
+
+def _viewed_tensor(parent: Entry, geometry: Geometry) -> tuple[Entry, View] | None:
+    """The first tensor in a chain of which a tensor of this layout is a view, and the View; None without one."""
+    for entry in parent.chain:
+        view = find_view(geometry, entry.geometry)
+        if view is not None:
+            return entry, view
+    return None
+
+
+def _shortest(parent: Entry, view: View, geometry: Geometry) -> tuple[Entry, View]:
+    """The source and the View of a tensor; a reshape of a reshape becomes one reshape, which keeps chains short."""
+    source = parent.source
+    if source is None or not parent.view.reshapes(parent.geometry, source.geometry):
+        return parent, view
+    if not view.reshapes(geometry, parent.geometry):
+        return parent, view
+    return source, View(_aten.reshape.default, (list(geometry.shape),))

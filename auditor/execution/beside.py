@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ from ..numerics.metrics import relative_l2
 from ..numerics.nodes import row_of, target_of, tensors_in, view_source
 from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan, ScopeChoice
 from ..records.plan import INPUT
-from .execute import Executor, ValueOf, beside
+from .execute import Executor, ValueOf, run_pairwise
 from .policy import Policy, choice_from_scopes
-from .resolve import resolve
+from .resolve import NodeType, resolve
 
 
 @dataclass(frozen=True)
@@ -69,48 +69,84 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
 
 def under_policy(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> UnderPlan:
     """Return each node's error and dtypes under a Policy, as `under_plan` does for a plan."""
-    under, predicted, read = UnderPlan(), resolve(policy).nodes, dict[str, dict[str, None]]()
+    predicted = resolve(policy).nodes
+    errors: dict[str, float] = {}
+    dtypes: dict[str, Dtypes] = {}
+    read: dict[str, dict[str, None]] = {}
     for path in capture.paths or (ModelPath(capture, (batch,)),):
-        errors, dtypes = dict[str, float](), dict[str, Dtypes]()
-        low, reference = _both(path.capture, policy)
+        replay = _PolicyReplay(path.capture, policy, predicted)
         try:
             with torch.no_grad():
-                for n, result, expected in beside(low, reference, path.capture.bind(model, path.batches[0])):
-                    if given := tensors_in(result):
-                        typed = predicted.get(n.name)
-                        cast = typed is not None and typed.kernel != typed.dtype  # explicitly, by the model's code
-                        before = FORMATS[typed.kernel].dtype if typed is not None and cast else None
-                        handed = policy.kernel_arguments(n, low.value_of)
-                        dtypes[n.name] = _dtypes(n, policy, low.value_of, handed, before or given[0].dtype)
-                        for source, x in zip(
-                            pytree.tree_leaves((n.args, n.kwargs)), pytree.tree_leaves(handed), strict=False
-                        ):
-                            if isinstance(source, fx.Node) and isinstance(x, torch.Tensor):
-                                read.setdefault(source.name, {})[dtype_name(x.dtype)] = None
-                    both = isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
-                    if both and expected.is_floating_point() and result.is_floating_point():
-                        with suppress(MeasureError):  # shapes differ: no error is defined
-                            errors[n.name] = relative_l2(expected, result)
+                replay.run(path.capture.bind(model, path.batches[0]))
         except Exception as error:
             let_through(error)
             return UnderPlan()
-        under = UnderPlan({**errors, **under.errors}, {**dtypes, **under.dtypes})
-    return replace(under, read={name: tuple(dtypes) for name, dtypes in read.items()})
+        errors = {**replay.errors, **errors}
+        dtypes = {**replay.dtypes, **dtypes}
+        for name, read_as in replay.read.items():
+            read.setdefault(name, {}).update(read_as)
+    return UnderPlan(errors, dtypes, {name: tuple(read_as) for name, read_as in read.items()})
+
+
+class _PolicyReplay:
+    """Replays one path's graph under a Policy and in FP32. errors, dtypes: as in UnderPlan. read: {value: {dtype in which
+    operations read it: None}}, in the order of reading."""
+
+    def __init__(self, capture: Capture, policy: Policy, predicted: Mapping[str, NodeType]) -> None:
+        self.errors: dict[str, float] = {}
+        self.dtypes: dict[str, Dtypes] = {}
+        self.read: dict[str, dict[str, None]] = {}
+        self._policy = policy
+        self._predicted = predicted
+        self._low, self._reference = _both(capture, policy)
+
+    def run(self, inputs: Sequence[Any]) -> None:
+        """Replay the graph on these inputs. Raises: what an operation raises."""
+        for n, result, expected in run_pairwise(self._low, self._reference, inputs):
+            tensors = tensors_in(result)
+            if tensors:
+                self._note_dtypes(n, tensors[0].dtype)
+            if _is_floating_tensor(expected) and _is_floating_tensor(result):
+                with suppress(MeasureError):  # shapes differ: no error is defined
+                    self.errors[n.name] = relative_l2(expected, result)
+
+    def _note_dtypes(self, n: fx.Node, output: torch.dtype) -> None:
+        """Note the dtypes in which an operation reads, computes and returns. output: of its result."""
+        predicted = self._predicted.get(n.name)
+        if predicted is not None and predicted.kernel != predicted.dtype:  # the model's code casts the kernel's result
+            output = FORMATS[predicted.kernel].dtype or output
+        handed = self._policy.kernel_arguments(n, self._low.value_of)
+        self.dtypes[n.name] = _dtypes(n, self._policy, self._low.value_of, handed, output)
+        sources = pytree.tree_leaves((n.args, n.kwargs))
+        for source, value in zip(sources, pytree.tree_leaves(handed), strict=False):
+            if isinstance(source, fx.Node) and isinstance(value, torch.Tensor):
+                self.read.setdefault(source.name, {})[dtype_name(value.dtype)] = None
+
+
+def _is_floating_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
-    return Executor(capture.graph_module, policy), Executor(capture.graph_module, Policy.wide(policy.capture))
+    """An executor of the graph under a Policy, and one in FP32."""
+    low = Executor(capture.graph_module, policy)
+    reference = Executor(capture.graph_module, Policy.wide(policy.capture))
+    return low, reference
 
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, kernel: Any, output: torch.dtype) -> Dtypes:
     """Return the dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
     tensors. Scalars and discrete tensors count only if there are no other tensors. kernel: arguments after casts."""
-    read, handed = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of)), tensors_in(kernel)
+    read = tensors_in(policy.converted_arguments(n, (n.args, n.kwargs), value_of))
+    handed = tensors_in(kernel)
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
-    told = any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values()))
-    computed = output if told or not deciding else reduce(torch.promote_types, deciding)
-    return Dtypes(tuple(dict.fromkeys(dtype_name(x.dtype) for x in read)), dtype_name(computed), dtype_name(output))
+    asks_dtype = any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values()))
+    computed = output
+    if deciding and not asks_dtype:
+        computed = reduce(torch.promote_types, deciding)
+    read_names = dict.fromkeys(dtype_name(x.dtype) for x in read)
+    return Dtypes(tuple(read_names), dtype_name(computed), dtype_name(output))
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -132,22 +168,25 @@ def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: P
     If an output is Inf or NaN, only operations upstream of it count. If an operation raises, only earlier results are
     compared.
     """
-    turning = _NonFiniteTrace(capture, policy)
+    trace = _NonFiniteTrace(capture, policy)
     try:
         with torch.no_grad():
-            for n, result, expected in beside(*turning.runs, capture.bind(model, batch)):
-                turning.compare(n, result, expected)
+            for n, result, expected in run_pairwise(*trace.runs, capture.bind(model, batch)):
+                trace.compare(n, result, expected)
     except Exception as error:
         let_through(error)
-    return turning.first
+    return trace.first
 
 
 class _NonFiniteTrace:
     """Runs the graph in FP32 and in low precision, and tracks entries that became zero, negative, Inf or NaN."""
 
     def __init__(self, capture: Capture, policy: Policy) -> None:
-        self.capture, self._policy, self._row = capture, policy, FORMATS[policy.format]
-        self.runs = self._low, self._reference = _both(capture, policy)
+        self.capture = capture
+        self._policy = policy
+        self._row = FORMATS[policy.format]
+        self._low, self._reference = _both(capture, policy)
+        self.runs = (self._low, self._reference)
         self._turned: dict[fx.Node, NonFinite] = {}
         self._nan: dict[str, NonFinite] = {}  # {input of the model: the first operation that turns NaN because of it}
         self._beginnings: dict[fx.Node, dict[str, _Beginning]] = {}
@@ -156,48 +195,71 @@ class _NonFiniteTrace:
     def first(self) -> NonFinite | None:
         """The operation that made an output Inf or NaN; if outputs are finite, the first operation with Inf or NaN."""
         outputs = self.capture.graph_module.graph.output_node().all_input_nodes
-        reaching = (self._turned[n] for n in outputs if n in self._turned)
-        first = next(reaching, next(iter(self._turned.values()), None))
-        return self._nan.get(first.begins, first) if first is not None else None
+        reaching = [self._turned[n] for n in outputs if n in self._turned]
+        candidates = reaching or list(self._turned.values())
+        if not candidates:
+            return None
+        first = candidates[0]
+        return self._nan.get(first.begins, first)
+
+    def compare(self, n: fx.Node, result: Any, expected: Any) -> None:
+        """Compare a node's results in both runs; note where entries first became Inf, NaN, zero or negative."""
+        for low, reference in _pairs(result, expected):
+            turned = reference.isfinite() & ~low.isfinite()
+            if turned.any():
+                value = "NaN" if low[turned].isnan().any() else "Inf"
+                self._turned[n] = self._origin(n, value, reference, turned)
+                return
+            for kind, wrong in WRONG.items():
+                where = wrong(reference, low)
+                if where.any():
+                    beginning = self._handed_down(n, kind, where, n.all_input_nodes)
+                    if beginning is None:
+                        beginning = (n.name, self._cause(n, kind, reference, where))
+                    self._beginnings.setdefault(n, {})[kind] = beginning
+
+    def _origin(self, n: fx.Node, value: str, reference: torch.Tensor, turned: torch.Tensor) -> NonFinite:
+        """The operation at which the Inf or NaN of a node first occurred. turned: mask of the node's new Inf and NaN."""
+        node = self.capture.nodes[n.name]
+        here = partial(NonFinite, n.name, node.owner, node.op, node.source, value)
+        origin = next((self._turned[source] for source in n.all_input_nodes if source in self._turned), None)
+        if origin is None:
+            origin = self._new_origin(n, here, reference, turned)
+        if origin.begins_op == INPUT and value == "NaN":
+            first_nan = here(origin.cause, origin.begins, origin.begins_owner, INPUT, None)
+            self._nan.setdefault(origin.begins, first_nan)
+        return origin
+
+    def _new_origin(
+        self, n: fx.Node, here: Callable[..., NonFinite], reference: torch.Tensor, turned: torch.Tensor
+    ) -> NonFinite:
+        """The NonFinite of a node whose inputs are finite, or are Inf only as it reads them."""
+        model_input = self._overflowing_input(n)
+        if model_input is not None:
+            return here("overflow", model_input.name, "", INPUT, None)
+        name, cause = self._upstream(n, reference, turned)
+        begins = self.capture.nodes[name]
+        return here(cause, begins.name, begins.owner, begins.op, begins.source)
 
     def _overflowing_input(self, n: fx.Node) -> fx.Node | None:
         """An input of the model that `n` reads, and that is Inf as `n` reads it, though finite in FP32; or None."""
         for source in n.all_input_nodes:
-            if source.name in self._policy.layout.inputs:
-                args, kwargs = self._policy.kernel_arguments(n, self._low.value_of)
-                original = tensors_in(self._reference.value_of(source))
-                read = tensors_in(widen((args, kwargs)))
-                for low, ours in ((x, y) for x in read for y in original if x.shape == y.shape):
-                    if (low.isinf() & ours.isfinite() & (ours.abs() > self._row.largest)).any():
-                        return source
+            if source.name in self._policy.layout.inputs and self._overflows_as_read(n, source):
+                return source
         return None
 
-    def compare(self, n: fx.Node, result: Any, expected: Any) -> None:
-        """Compare a node's results in both runs; note where entries first became Inf, NaN, zero or negative."""
-        for low, ours in _pairs(result, expected):
-            turned = ours.isfinite() & ~low.isfinite()
-            if turned.any():
-                earlier = next((self._turned[source] for source in n.all_input_nodes if source in self._turned), None)
-                at, value = self.capture.nodes[n.name], "NaN" if low[turned].isnan().any() else "Inf"
-                here = n.name, at.owner, at.op, at.source, value
-                given = self._overflowing_input(n) if earlier is None else None
-                if given is not None:
-                    earlier = NonFinite(*here, "overflow", given.name, "", INPUT, None)
-                elif earlier is None:
-                    begins, cause = self._upstream(n, ours, turned)
-                    above = self.capture.nodes[begins]
-                    earlier = NonFinite(*here, cause, above.name, above.owner, above.op, above.source)
-                if earlier.begins_op == INPUT and value == "NaN":
-                    begun = earlier.cause, earlier.begins, earlier.begins_owner, INPUT, None
-                    self._nan.setdefault(earlier.begins, NonFinite(*here, *begun))
-                self._turned[n] = earlier
-                return
-            for kind, wrong in WRONG.items():
-                where = wrong(ours, low)
-                if where.any():
-                    found = self._handed_down(n, kind, where, n.all_input_nodes)
-                    found = found or (n.name, self._cause(n, kind, ours, where))
-                    self._beginnings.setdefault(n, {})[kind] = found
+    def _overflows_as_read(self, n: fx.Node, source: fx.Node) -> bool:
+        """Whether an argument of the source's shape is Inf where the source is finite, and out of the format's range."""
+        originals = tensors_in(self._reference.value_of(source))
+        handed = self._policy.kernel_arguments(n, self._low.value_of)
+        for low in tensors_in(widen(handed)):
+            for original in originals:
+                if low.shape != original.shape:
+                    continue
+                is_outside = original.isfinite() & (original.abs() > self._row.largest)
+                if (low.isinf() & is_outside).any():
+                    return True
+        return False
 
     def _handed_down(
         self, n: fx.Node, kind: str, where: torch.Tensor, sources: Collection[fx.Node]
@@ -211,19 +273,21 @@ class _NonFiniteTrace:
 
     def _reaches(self, n: fx.Node, source: fx.Node, wrong: Wrong, where: torch.Tensor) -> bool:
         """Whether the entries `where` of a node may depend on an entry of `source` that became zero or negative."""
-        if view_source(n) is not None or row_of(n).exact or row_of(n).reduces:
+        row = row_of(n)
+        if view_source(n) is not None or row.exact or row.reduces:
             return True
-        if row_of(n).product or row_of(n).attention:
+        if row.product or row.attention:
             return False
-        for low, ours in _pairs(self._low.value_of(source), self._reference.value_of(source)):
+        for low, reference in _pairs(self._low.value_of(source), self._reference.value_of(source)):
             try:
-                if (wrong(ours, low) & where).any():
+                if (wrong(reference, low) & where).any():
                     return True
             except RuntimeError:  # shapes that do not broadcast
                 return True
         return False
 
     def _cause(self, n: fx.Node, kind: str, expected: torch.Tensor, where: torch.Tensor) -> str:
+        """cancellation | underflow | rounding: why the entries `where` became zero or negative at this operation."""
         largest = float(expected[where].abs().max())
         read = [x for source in n.all_input_nodes for x in tensors_in(self._reference.value_of(source))]
         numbers = [x for x in read if x.is_floating_point() and is_plain(x) and x.numel()]
@@ -240,20 +304,27 @@ class _NonFiniteTrace:
         divisor = n.args[place] if place is not None and place < len(n.args) else None
         decides = [divisor] if isinstance(divisor, fx.Node) else n.all_input_nodes
         for kind in ("below zero", "vanished"):
-            if (result := self._handed_down(n, kind, turned, decides)) is not None:
-                return result
+            beginning = self._handed_down(n, kind, turned, decides)
+            if beginning is not None:
+                return beginning
+        return n.name, "rounding" if self._is_non_finite_in_fp32(n) else "overflow"
+
+    def _is_non_finite_in_fp32(self, n: fx.Node) -> bool:
+        """Whether the arguments in low precision give Inf or NaN in FP32 too: rounding moved them out of the domain."""
         args, kwargs = widen(self._policy.kernel_arguments(n, self._low.value_of))
         try:
-            wide = tensors_in(target_of(n)(*args, **kwargs))
+            results = tensors_in(target_of(n)(*args, **kwargs))
         except Exception as error:
             let_through(error)
-            wide = []
-        # If the same arguments give Inf or NaN in FP32, rounding moved them out of the domain.
-        outside = any(x.is_floating_point() and not entries(x).isfinite().all() for x in wide)
-        return n.name, "rounding" if outside else "overflow"
+            return False
+        return any(x.is_floating_point() and not entries(x).isfinite().all() for x in results)
 
 
 def _pairs(low: Any, expected: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Floating-point tensors of two results that have equal shapes, as pairs in float32."""
-    pairs = zip(tensors_in(widen(low)), tensors_in(widen(expected)), strict=False)
-    return [(a, b) for a, b in pairs if b.is_floating_point() and is_plain(a) and is_plain(b) and a.shape == b.shape]
+    pairs = []
+    for a, b in zip(tensors_in(widen(low)), tensors_in(widen(expected)), strict=False):
+        are_comparable = is_plain(a) and is_plain(b) and a.shape == b.shape
+        if b.is_floating_point() and are_comparable:
+            pairs.append((a, b))
+    return pairs

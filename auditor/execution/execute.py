@@ -190,7 +190,7 @@ class Executor(fx.Interpreter):
         return self.env[n] if n in self.env or self.before is None else self.before.values[n.name]
 
 
-def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterator[tuple[fx.Node, Any, Any]]:
+def run_pairwise(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterator[tuple[fx.Node, Any, Any]]:
     """Run two executors node by node on the same inputs; yield each operation with both results, freed after use."""
     for (n, result), (_, expected) in zip(low.steps(*inputs), reference.steps(*inputs), strict=True):
         if n.op == "call_function":

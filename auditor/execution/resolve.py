@@ -17,9 +17,9 @@ from ..numerics.cuda_facts import facts_of, refuses_mixture
 from ..numerics.formats import FORMATS, Format
 from ..numerics.kernels import promoted_format
 from ..numerics.nodes import arguments, overload_of, row_of, tensors_in
-from ..records import Capture, Node
+from ..records import Capture, Literals, Node
 from .execute import Executor, Run, Semantics, ValueOf
-from .policy import Policy, plain
+from .policy import Casts, Policy, plain
 
 
 def is_low(name: str) -> bool:
@@ -110,12 +110,12 @@ class Resolver:
 
     def __call__(self, policy: Policy) -> Resolution:
         """Predict the dtype of every node under a policy."""
-        executor, algebra = self._executor, _Algebra(policy, self._kinds)
+        executor = self._executor
+        executor.semantics = _FormatSemantics(policy, self._kinds)
         result = dict(executor.before.values) if executor.before else {}
-        executor.semantics = algebra
-        for n, typed in executor.steps(*policy.capture.placeholders):
-            result[n.name] = typed
-        executor.before = Run(result, algebra)
+        for n, node_type in executor.steps(*policy.capture.placeholders):
+            result[n.name] = node_type
+        executor.before = Run(result, executor.semantics)
         return Resolution(result)
 
 
@@ -127,15 +127,45 @@ class _Kind(NamedTuple):
     complex: bool = False
 
 
-class _Algebra(Semantics):
+class _InputFormats:
+    """Formats of one operation's inputs, to which casts are applied.
+
+    produced: {input: the format in which it was computed}. arrived: the formats after the casts at module boundaries.
+    cast, rounded: as in NodeType.
+    """
+
+    def __init__(self, produced: dict[str, str]) -> None:
+        self.produced = produced
+        self.arrived = dict(produced)
+        self.cast: list[str] = []
+        self.rounded: list[str] = []
+
+    def note_cast(self, source: str, format: str) -> None:
+        """Count the cast of an input to a format, unless it has this format."""
+        if self.arrived[source] == format:
+            return
+        self.cast.append(source)
+        if is_low(format) and self.produced[source] == "fp32":  # a value once in low precision loses nothing
+            self.rounded.append(source)
+
+    def note_casts_of_kernel(self, format: str) -> None:
+        """Count the casts of FP32 inputs to the format in which the kernel reads them, if that is low precision."""
+        if is_low(format):
+            for source, arrived in self.arrived.items():
+                if arrived == "fp32":
+                    self.note_cast(source, format)
+
+
+class _FormatSemantics(Semantics):
     """Computes the format of each operation's result from the formats of its inputs."""
 
     def __init__(self, policy: Policy, kinds: Mapping[fx.Node, _Kind]) -> None:
-        self.policy, self._kinds = policy, kinds
+        self.policy = policy
+        self._kinds = kinds
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
         """Names of the nodes that the two policies treat differently."""
-        assert isinstance(then, _Algebra)
+        assert isinstance(then, _FormatSemantics)
         return self.policy.differing_nodes(then.policy)
 
     def same(self, result: NodeType, other: NodeType) -> bool:
@@ -144,88 +174,158 @@ class _Algebra(Semantics):
 
     def placeholder_value(self, n: fx.Node, value: Any) -> NodeType:
         """The format in which a placeholder is stored."""
-        own = self._kinds[n].format
-        dtype = self.policy.stored.get(n.name, own) if own else own
+        dtype = self._kinds[n].format
+        if dtype:
+            dtype = self.policy.stored.get(n.name, dtype)
         return NodeType(dtype, dtype)
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> NodeType:
-        """Predicted dtypes of an operation, or of the graph's output."""
-        given = {source.name: value_of(source).dtype for source in n.all_input_nodes}
-        stays = {x.name for x in n.all_input_nodes if self._kinds[x].complex}  # no cast by autocast or scopes
-        arrived, cast, rounded = dict(given), list[str](), list[str]()
+        """Predicted dtypes of an operation, or of the graph's output.
 
-        def convert(source: str, format: str) -> None:
-            if arrived[source] != format:
-                cast.append(source)
-                if is_low(format) and given[source] == "fp32":  # a value already in low precision loses nothing
-                    rounded.append(source)
-
-        for source in given:
-            moves = _moves(given[source]) and source not in stays
-            for step in self.policy.conversions_between(source, n.name) if moves else ():
-                convert(source, step)
-                arrived[source] = step
+        An input is cast at the boundaries of modules, then by autocast, then by the kernel if the call asks for a dtype.
+        """
+        inputs = self._inputs(n, value_of)
         if n.op == "output":
-            return NodeType("", "", tuple(cast), tuple(rounded))
-        casts, target = self.policy.casts(self.policy.capture.nodes[n.name]), None
-        written: list[tuple[int | str, Any]] = [*enumerate(n.args), *n.kwargs.items()]
-        dtypes = [(key, value) for key, value in written if isinstance(value, torch.dtype)]
-        asked = [casts.literals.arguments.get(key, dtype) for key, dtype in dtypes]
-        if casts.autocast not in ("none", "banned"):
-            rows = (FORMATS[name] for name in arrived.values() if name)
-            target = autocast_target(row_of(n), FORMATS[casts.precision], rows, bool(asked))
-        told = _name(asked[0]) if asked and not (target and target.low) else ""
-        for source, dtype in arrived.items():
-            if dtype == "fp32" and is_low(into := target.name if target else told):
-                convert(source, into)
-        handed = {s: target.name if target and _moves(x) and s not in stays else x for s, x in arrived.items()}
+            return NodeType("", "", tuple(inputs.cast), tuple(inputs.rounded))
+        casts = self.policy.casts(self.policy.capture.nodes[n.name])
+        asked = _asked_dtypes(n, casts.literals)
+        target = self._autocast_target(n, casts, inputs, bool(asked))
+        told = ""  # the format that the call asks for, unless autocast to low precision decides
+        if asked and not (target is not None and target.low):
+            told = _name(asked[0])
+        inputs.note_casts_of_kernel(told if target is None else target.name)
+        handed = self._handed(n, inputs, target)
         kernel, conflict = ("fp32", False) if casts.fp32_output else self._kernel(n, handed, told)
-        result = kernel if casts.literals.result is None else _name(casts.literals.result)
-        reads_low = any(map(is_low, handed.values()))
-        factors = casts.precision if casts.fp32_output else ""
-        return NodeType(result, kernel, tuple(cast), tuple(rounded), reads_low, conflict, factors)
+        return NodeType(
+            dtype=kernel if casts.literals.result is None else _name(casts.literals.result),
+            kernel=kernel,
+            cast=tuple(inputs.cast),
+            rounded=tuple(inputs.rounded),
+            reads_low=any(map(is_low, handed.values())),
+            conflict=conflict,
+            factors=casts.precision if casts.fp32_output else "",
+        )
+
+    def _inputs(self, n: fx.Node, value_of: ValueOf) -> _InputFormats:
+        """The formats of a node's inputs, after the casts at the boundaries of modules."""
+        inputs = _InputFormats({source.name: value_of(source).dtype for source in n.all_input_nodes})
+        for source in n.all_input_nodes:
+            name = source.name
+            if self._is_cast(source, inputs.produced[name]):
+                for format in self.policy.conversions_between(name, n.name):
+                    inputs.note_cast(name, format)
+                    inputs.arrived[name] = format
+        return inputs
+
+    def _is_cast(self, source: fx.Node, format: str) -> bool:
+        """Whether a plan or autocast casts this value; neither casts complex numbers."""
+        return _moves(format) and not self._kinds[source].complex
+
+    def _autocast_target(self, n: fx.Node, casts: Casts, inputs: _InputFormats, asks: bool) -> Format | None:
+        """The format to which autocast casts the inputs; None if it casts none. asks: whether the call asks for a dtype."""
+        if casts.autocast in ("none", "banned"):
+            return None
+        arrived = (FORMATS[name] for name in inputs.arrived.values() if name)
+        return autocast_target(row_of(n), FORMATS[casts.precision], arrived, asks)
+
+    def _handed(self, n: fx.Node, inputs: _InputFormats, target: Format | None) -> dict[str, str]:
+        """{input: its format as the kernel receives it, after autocast}."""
+        handed = dict(inputs.arrived)
+        if target is None:
+            return handed
+        for source in n.all_input_nodes:
+            if self._is_cast(source, handed[source.name]):
+                handed[source.name] = target.name
+        return handed
 
     def _kernel(self, n: fx.Node, handed: Mapping[str, str], told: str) -> tuple[str, bool]:
-        """The format of the kernel's result, and whether the kernel gets dtypes that it cannot promote. Products, and
-        non-pointwise operations without a low-precision CUDA kernel, such as linalg.solve, cannot promote."""
-        own, kinds = self._kinds[n].format, self._kinds
-        if told and own:
+        """The format of the kernel's result, and whether the kernel gets dtypes that it cannot promote."""
+        recorded = self._kinds[n]
+        if told and recorded.format:
             return told, False
-        read: list[fx.Node] = []
-        fx.node.map_arg((n.args, n.kwargs), read.append)
-        given = [(handed[source.name] or "fp32" * kinds[source].complex, kinds[source].scalar) for source in read]
-        floats = [(format, scalar) for format, scalar in given if format]
-        if kinds[n].complex:  # low if all inputs are in one low format and CUDA computes with complex numbers of it
-            formats = {handed[source.name] for source in read if handed[source.name] or kinds[source].complex}
-            low = formats.pop() if len(formats) == 1 else ""
-            return low if is_low(low) and FORMATS[low].dtype is torch.float16 else "", False
-        if not _moves(own) or not floats:
-            return own, False
-        row = row_of(n)
+        if recorded.complex:
+            return self._complex_format(n, handed), False
+        floats = self._floats(n, handed)
+        if not _moves(recorded.format) or not floats:
+            return recorded.format, False
+        first, _ = floats[0]
         if self._is_refused(n, handed):
-            return floats[0][0], True
-        if row.dtype_of_first or self.policy.capture.nodes[n.name].in_place:
-            first, *others = (dtype for dtype, _ in floats)  # of a norm, its input; an FP32 input needs FP32 weights
-            promotes = not row.normalizes or row.packet == "rms_norm"
-            return first, not promotes and first == "fp32" and any(map(is_low, others))
-        shaped = {dtype for dtype, scalar in floats if not scalar} or {dtype for dtype, _ in floats}
-        strict = (
-            bool(row.refused_on_cuda) and not row.promotes and torch.Tag.pointwise not in getattr(n.target, "tags", ())
-        )
-        return promoted_format(floats), len(shaped) > 1 and (row.autocast == "lower" or strict)
+            return first, True
+        if row_of(n).dtype_of_first or self.policy.capture.nodes[n.name].in_place:
+            return first, _refuses_others(n, floats)
+        # As in torch's promotion, scalars count only if there are no others.
+        deciding = {format for format, is_scalar in floats if not is_scalar} or {format for format, _ in floats}
+        return promoted_format(floats), len(deciding) > 1 and not _promotes(n)
+
+    def _floats(self, n: fx.Node, handed: Mapping[str, str]) -> list[tuple[str, bool]]:
+        """(format, whether a scalar) of every floating-point argument; complex numbers count as FP32."""
+        result = []
+        for source in _nodes_in((n.args, n.kwargs)):
+            kind = self._kinds[source]
+            format = handed[source.name]
+            if kind.complex and not format:
+                format = "fp32"
+            if format:
+                result.append((format, kind.scalar))
+        return result
+
+    def _complex_format(self, n: fx.Node, handed: Mapping[str, str]) -> str:
+        """The format of a complex result: low precision if all inputs have one format with complex numbers on CUDA."""
+        formats = set[str]()
+        for source in _nodes_in((n.args, n.kwargs)):
+            if handed[source.name] or self._kinds[source].complex:
+                formats.add(handed[source.name])
+        if len(formats) != 1:
+            return ""
+        (format,) = formats
+        has_complex = is_low(format) and FORMATS[format].dtype is torch.float16
+        return format if has_complex else ""
 
     def _is_refused(self, n: fx.Node, handed: Mapping[str, str]) -> bool:
         """Whether CUDA refuses the mixture of formats that the kernel's tensors have."""
-
-        if not facts_of(overload_of(n.target)).restricts_dtypes:
+        op = overload_of(n.target)
+        if not facts_of(op).restricts_dtypes:
             return False
 
         def formats(argument: Any) -> list[tuple[str, bool]]:
-            read: list[fx.Node] = []
-            fx.node.map_arg(argument, read.append)
-            return [(handed[source.name], self._kinds[source].scalar) for source in read if handed[source.name]]
+            sources = _nodes_in(argument)
+            return [(handed[x.name], self._kinds[x].scalar) for x in sources if handed[x.name]]
 
-        return refuses_mixture(overload_of(n.target), {name: formats(value) for name, value in arguments(n).items()})
+        return refuses_mixture(op, {name: formats(argument) for name, argument in arguments(n).items()})
+
+
+def _asked_dtypes(n: fx.Node, literals: Literals) -> list[Any]:
+    """The dtypes among a node's arguments, in the low-precision version of the code if `literals` has another one."""
+    written: list[tuple[int | str, Any]] = [*enumerate(n.args), *n.kwargs.items()]
+    return [literals.arguments.get(key, value) for key, value in written if isinstance(value, torch.dtype)]
+
+
+def _nodes_in(tree: Any) -> list[fx.Node]:
+    """The nodes in a tree of arguments, in order; a node that occurs twice counts twice."""
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(tree, nodes.append)
+    return nodes
+
+
+def _refuses_others(n: fx.Node, floats: list[tuple[str, bool]]) -> bool:
+    """Whether an operation with its first input's dtype refuses the other inputs' dtypes: most norms accept FP32 weights
+    beside a low-precision input, but not the reverse."""
+    row = row_of(n)
+    if not row.normalizes or row.packet == "rms_norm":
+        return False
+    (first, _), *others = floats
+    return first == "fp32" and any(is_low(format) for format, _ in others)
+
+
+def _promotes(n: fx.Node) -> bool:
+    """Whether a kernel promotes inputs of different dtypes. Products do not, nor non-pointwise operations without a
+    low-precision CUDA kernel, such as linalg.solve."""
+    row = row_of(n)
+    if row.autocast == "lower":
+        return False
+    if row.promotes or not row.refused_on_cuda:
+        return True
+    return torch.Tag.pointwise in getattr(n.target, "tags", ())
 
 
 def kept_low(capture: Capture, strategies: Collection[str], format: str) -> dict[str, str]:
@@ -235,26 +335,32 @@ def kept_low(capture: Capture, strategies: Collection[str], format: str) -> dict
     The nodes lie in autocast regions of the model's code, or after explicit casts. If a node's result is FP32, its
     inputs' format counts: an upcast cannot restore lost bits.
     """
-
-    def low_format(node: Node, resolution: Resolution) -> str | None:
-        """The only low-precision format that a node computes in or reads; None if the node uses none or several."""
-        if resolution.low(node.name):
-            return resolution.dtypes[node.name]
-        read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
-        return read.pop() if len(read) == 1 and node.name in resolution.reads_low else None
-
     result = dict.fromkeys(capture.nodes, "")
     for precision in ("fp32", format):
-        for strategy in strategies if result else ():
+        for strategy in strategies:
+            if not result:
+                return {}
             resolution = resolve(Policy(capture, strategy, plain(precision), format))
-            found = {name: low_format(capture.nodes[name], resolution) for name in result}
-            result = {name: own for name, own in found.items() if own is not None and result[name] in ("", own)}
+            formats = {name: _low_format(capture.nodes[name], resolution) for name in result}
+            result = {name: own for name, own in formats.items() if own is not None and result[name] in ("", own)}
     return result
+
+
+def _low_format(node: Node, resolution: Resolution) -> str | None:
+    """The only low-precision format that a node computes in or reads; None if the node uses none or several."""
+    if resolution.low(node.name):
+        return resolution.dtypes[node.name]
+    if node.name not in resolution.reads_low:
+        return None
+    read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
+    return read.pop() if len(read) == 1 else None
 
 
 def _kind_of(n: fx.Node) -> _Kind:
     value = next(iter(tensors_in(n.meta.get("val"))), None)
-    return _Kind() if value is None else _Kind(_name(value.dtype), value.dim() == 0, value.is_complex())
+    if value is None:
+        return _Kind()
+    return _Kind(_name(value.dtype), value.dim() == 0, value.is_complex())
 
 
 def _moves(name: str) -> bool:

@@ -20,7 +20,7 @@ from ..numerics.histogram import Profile
 from ..numerics.nodes import tensors_in, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
-from .alone import InFormat, Leaves, Trace
+from .alone import Leaves, LowPrecisionProbe, Trace
 from .products import sample_product
 from .quantized import QuantizedLayers
 from .reference import Back, Reference, as_leaf
@@ -60,7 +60,7 @@ class Measurement:
     ranges: dict[str, Magnitudes] = field(default_factory=dict)
     errors: dict[str, Mapping[str, NodeError]] = field(default_factory=dict)
     traces: dict[str, Mapping[str, Trace]] = field(default_factory=dict)
-    alone: Mapping[str, InFormat] = field(default_factory=dict)
+    alone: Mapping[str, LowPrecisionProbe] = field(default_factory=dict)
     pure: frozenset[str] = frozenset()
     blind: frozenset[str] = frozenset()
     under_flags: dict[str, Mapping[str, float]] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def measure(
     reference, profiles = Reference(back), dict[fx.Node, Profile]()
     flat = [_leaf(value) for value in capture.bind(model, batch)]
     found = Measurement(capture, tuple(formats), flat, reference.anchors, Values(capture.graph_module.graph))
-    found.alone = {name: InFormat(capture, name, found.values, profiles, found.readings) for name in formats}
+    found.alone = {name: LowPrecisionProbe(capture, name, found.values, profiles, found.readings) for name in formats}
     executor = Executor(capture.graph_module, reference)
     with torch.enable_grad():
         for n, result in executor.steps(*found.flat_inputs):

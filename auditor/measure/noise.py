@@ -10,7 +10,7 @@ import torch
 from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
 from ..errors import describe, let_through
-from ..execution.execute import RECORDED, Executor, beside
+from ..execution.execute import RECORDED, Executor, run_pairwise
 from ..isolation import isolate
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
@@ -104,7 +104,7 @@ def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, 
     inputs = capture.bind(subject.model, subject.batches[0])
     try:
         with torch.no_grad(), isolate(seed=seed):
-            for n, result, other in beside(first, second, inputs):
+            for n, result, other in run_pairwise(first, second, inputs):
                 pairs = zip(tensors_in(result), tensors_in(other), strict=True)
                 compared = [(a, b) for a, b in pairs if is_plain(a) and is_plain(b)]
                 error = output_error([a for a, _ in compared], [b for _, b in compared]) if compared else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,18 +57,18 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     refuses, or the operation raises in half precision.
     """
     tensors = tensors_in((args, kwargs))
-    asks_format = any(isinstance(value, Format) for value in (*args, *kwargs.values()))
-    if asks_format or any(carried_in(x) is not None for x in tensors):
+    if _uses_carried_format(tensors, args, kwargs):
         if is_tensor_core(target):
             _refuse_different_dtypes(operation_of(target).name, tensors)
         return rounding(target, args, kwargs)
     low = _low_dtype(tensors, args, kwargs)
-    if low is None and not operation_of(target).cast:
-        return wait_for_result(target, target(*args, **kwargs))
+    differs_on_cuda = low is not None or operation_of(target).cast
     try:
-        if _is_native(tensors, kwargs):
-            return wait_for_result(target, target(*args, **kwargs))
-        return wait_for_result(target, _emulate(target, args, kwargs, low, tensors))
+        if differs_on_cuda and not _is_native(tensors, kwargs):
+            result = _emulate(target, args, kwargs, low, tensors)
+        else:
+            result = target(*args, **kwargs)
+        return wait_for_result(target, result)
     except (UnsupportedInFormat, _StopRecomputationError):  # the second ends torch's checkpoint early
         raise
     except (Exception, SystemExit) as error:  # a user-defined operation may raise anything
@@ -75,6 +76,13 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
             raise
         let_through(error)
         raise UnsupportedInFormat(f"{operation_of(target).name}: {first_line(error)[:160]}") from error
+
+
+def _uses_carried_format(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call reads, or asks for, a format without native arithmetic, which float32 tensors carry."""
+    if any(isinstance(value, Format) for value in (*args, *kwargs.values())):
+        return True
+    return any(carried_in(x) is not None for x in tensors)
 
 
 def _is_native(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
@@ -94,7 +102,7 @@ def _emulate(
 ) -> Any:
     """Run an operation on a CPU with CUDA's arithmetic. low: the low-precision dtype among its arguments, if any.
     tensors: those in the arguments."""
-    op, known = overload_of(target), operation_of(target)
+    op = overload_of(target)
     facts = facts_of(op)
     are_plain = all(map(is_plain, tensors))
     if facts.view and not (facts.composite and are_plain):  # a view of the argument's own memory
@@ -102,29 +110,55 @@ def _emulate(
             _refuse(op, facts, args, kwargs, low, tensors)
         return target(*args, **kwargs)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if isinstance(target, torch._ops.OpOverload) and facts.is_simple and are_plain and not gradients:
+    runs_below_autograd = isinstance(target, torch._ops.OpOverload) and not gradients
+    if runs_below_autograd and facts.is_simple and are_plain:
         return run_kernel(target, args, kwargs)
     if low is not None:
         _refuse(op, facts, args, kwargs, low, tensors)
-        row = format_of(low)
-        assert row is not None
-        if is_fused_cell(target) or known.recurrent:
-            _WATCH.roundings += 2
-        if is_fused_cell(target):
-            return run_cell(target, args, kwargs, row)
-        if known.recurrent:
-            return run_layer(target, args, kwargs, row)
-        if known.powers_of_two or not are_plain:
-            return _transformed(target, args, kwargs)
-        if facts.whole and not _is_idle_dropout(known, args, kwargs):
-            return _run_whole(target, args, kwargs, low)
-    if isinstance(target, torch._ops.OpOverload) and not facts.composite and not gradients:
+        run = _special_arithmetic(target, facts, args, kwargs, are_plain)
+        if run is not None:
+            return run(target, args, kwargs, low)
+    if runs_below_autograd and not facts.composite:
         return run_kernel(target, args, kwargs)
+    return _run_composed(target, args, kwargs, low)
+
+
+def _special_arithmetic(
+    target: Callable[..., Any], facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any], are_plain: bool
+) -> Callable[..., Any] | None:
+    """The function that computes an operation in low precision as a whole; None if its kernels are emulated one by one.
+
+    The function takes (target, args, kwargs, the low-precision dtype).
+    """
+    operation = operation_of(target)
+    if is_fused_cell(target) or operation.recurrent:
+        return _run_recurrent
+    if operation.powers_of_two or not are_plain:
+        return _run_transform
+    if facts.whole and not _is_idle_dropout(operation, args, kwargs):
+        return _run_whole
+    return None
+
+
+def _run_composed(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype | None
+) -> Any:
+    """Run an operation that torch composes of several kernels, each with CUDA's arithmetic."""
     with CUDA_ARITHMETIC:
         result = target(*args, **kwargs)
-    if known.packet == "linear" and low is not None:  # a bias of another dtype is added to the product in place
-        return result.to(low)
+    if operation_of(target).packet == "linear" and low is not None:
+        return result.to(low)  # a bias of another dtype is added to the product in place
     return result
+
+
+def _run_recurrent(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype) -> Any:
+    """Run a recurrent cell or layer, which rounds every step."""
+    row = format_of(low)
+    assert row is not None
+    _WATCH.roundings += 2
+    if is_fused_cell(target):
+        return run_cell(target, args, kwargs, row)
+    return run_layer(target, args, kwargs, row)
 
 
 def _run_whole(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype) -> Any:
@@ -135,13 +169,13 @@ def _run_whole(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         return fused_attention(given, low)
     _WATCH.roundings += 1
     common = _common_dtype(target, args, kwargs, tensors_in((args, kwargs)))
-    row = None if common is None else format_of(common)
+    row = format_of(common) if common is not None else None
     if row is None or not row.low:
         return target(*widen(args), **widen(kwargs))
     return in_float32(target, args, kwargs, row)
 
 
-def _transformed(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_transform(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype) -> Any:
     """Run a Fourier transform, or an operation on sparse or nested tensors, as one kernel. The CPU's implementations
     would refuse half precision before a kernel is called. What cuFFT rounds between passes is not emulated."""
     if mutates(overload_of(target)):
@@ -152,9 +186,10 @@ def _transformed(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     return over_tensors(lambda x: _rounded(x, common), result)
 
 
-def _is_idle_dropout(known: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_idle_dropout(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the operation is dropout in evaluation mode, which returns its argument."""
-    return known.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
+    is_training = args[2] if len(args) > 2 else kwargs.get("train")
+    return operation.thins and is_training is False
 
 
 class CudaArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -186,6 +221,15 @@ class _Watch(threading.local):
     pair: tuple[Any, Any] | None = None
     is_on = False
 
+    def begin(self) -> None:
+        self.roundings = 0
+        self.pair = None
+        self.is_on = True
+
+    def end(self) -> None:
+        self.pair = None
+        self.is_on = False
+
 
 _WATCH = _Watch()
 
@@ -195,14 +239,18 @@ def run_with_exact(target: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
     The float32 values are None unless a single kernel rounded the result. Roundings: 0 on a GPU, where they are unknown.
     """
-    _WATCH.roundings, _WATCH.pair, _WATCH.is_on = 0, None, True
+    _WATCH.begin()
     try:
         result = run_op(target, args, kwargs)
-        low, wide = _WATCH.pair or (None, None)
+        pair = _WATCH.pair
     finally:
-        _WATCH.pair, _WATCH.is_on = None, False
-    is_last = _WATCH.roundings == 1 and low is result
-    return result, wide if is_last else None, _WATCH.roundings
+        _WATCH.end()
+    exact = None
+    if pair is not None and _WATCH.roundings == 1:
+        rounded, wide = pair
+        if rounded is result:  # else other operations followed the kernel
+            exact = wide
+    return result, exact, _WATCH.roundings
 
 
 def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -221,6 +269,18 @@ def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return saturated_integers(op, args, kwargs)
     if low is None or _is_native(tensors, kwargs):
         return op(*args, **kwargs)
+    return _run_low_kernel(op, facts, args, kwargs, low, tensors)
+
+
+def _run_low_kernel(
+    op: Any,
+    facts: KernelFacts,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    low: torch.dtype,
+    tensors: Sequence[torch.Tensor],
+) -> Any:
+    """Run a kernel on a CPU that reads or returns a low-precision dtype, by the first rule that fits it."""
     if operation_of(op).product and op._overloadname.startswith("dtype"):
         return _product_in_fp32(op, args, kwargs)
     _refuse(op, facts, args, kwargs, low, tensors)
@@ -236,31 +296,33 @@ def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _moves_entries(facts: KernelFacts, tensors: Sequence[torch.Tensor], low: torch.dtype) -> bool:
     """Whether a kernel only moves entries of one low-precision dtype; indices and masks are not entries."""
+    if not (facts.moves or facts.moves_by_index):
+        return False
     if facts.moves_by_index:
         tensors = [x for x in tensors if x.is_floating_point()]
-    return (facts.moves or facts.moves_by_index) and all(x.dtype is low for x in tensors)
+    return all(x.dtype is low for x in tensors)
 
 
 def _product_in_fp32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A product of low-precision factors with an FP32 result (`out_dtype`), of which a CPU has no kernel."""
-    _refuse_different_dtypes(operation_of(op).name, tensors_in(args[-3:] if len(args) > 3 else args))
-    plain = [value for value in args if not isinstance(value, torch.dtype)]
-    rest = {key: value for key, value in kwargs.items() if key != "out_dtype"}
-    return op.overloadpacket(*widen(plain), **widen(rest))
+    _refuse_different_dtypes(operation_of(op).name, tensors_in(args[-3:]))
+    positional = [value for value in args if not isinstance(value, torch.dtype)]
+    named = {key: value for key, value in kwargs.items() if key != "out_dtype"}
+    return op.overloadpacket(*widen(positional), **widen(named))
 
 
 def on_bits(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a kernel that only moves entries on their bits, as 16-bit integers: no arithmetic can be involved."""
-    given = tensors_in((args, kwargs))
-    dtype = next(x.dtype for x in given if is_low(x.dtype))
-    bits = {id(x): x.view(torch.int16) for x in given if x.dtype is dtype}
-    owners = {id(bits[id(x)]): x for x in given if id(x) in bits}
-    moved_args, moved_kwargs = over_tensors(lambda x: bits.get(id(x), x), (args, kwargs))
-    result = op(*moved_args, **moved_kwargs)
+    tensors = tensors_in((args, kwargs))
+    dtype = next(x.dtype for x in tensors if is_low(x.dtype))
+    bits = {id(x): x.view(torch.int16) for x in tensors if x.dtype is dtype}  # {id of an argument: its bits}
+    arguments = {id(bits[id(x)]): x for x in tensors if id(x) in bits}  # {id of the bits: the argument}
+    bit_args, bit_kwargs = over_tensors(lambda x: bits.get(id(x), x), (args, kwargs))
+    result = op(*bit_args, **bit_kwargs)
 
     def restored(x: torch.Tensor) -> torch.Tensor:
-        if id(x) in owners:  # an argument that was written in place
-            return owners[id(x)]
+        if id(x) in arguments:  # an argument that was written in place
+            return arguments[id(x)]
         return x.view(dtype) if x.dtype is torch.int16 else x
 
     return over_tensors(restored, result)
@@ -282,19 +344,35 @@ def rounded_once(
         if _WATCH.is_on:
             _WATCH.pair = rounded, result
         return rounded
-    given, wide = arguments_of(op, args, kwargs), arguments_of(op, wide_args, wide_kwargs)
     if facts.out_equal:
         _refuse_out(op, args, kwargs)
+    given = arguments_of(op, args, kwargs)
+    wide = arguments_of(op, wide_args, wide_kwargs)
     stored = _store_written(op, facts, given, wide)
-    if isinstance(result, torch.Tensor):
-        return stored.get(id(result), result) if stored else _rounded(result, _dtypes(facts, given, common, 1)[0])
+    return _rounded_results(facts, given, common, stored, result)
+
+
+def _rounded_results(
+    facts: KernelFacts,
+    given: dict[str, Any],
+    common: torch.dtype | None,
+    stored: dict[int, torch.Tensor],
+    result: Any,
+) -> Any:
+    """Round each result to its dtype. stored: {id of a result that the kernel wrote: the argument that it belongs to}."""
     if result is None:
         return None
+    if isinstance(result, torch.Tensor) and stored:
+        return stored.get(id(result), result)
+    if isinstance(result, torch.Tensor):
+        (dtype,) = _dtypes(facts, given, common, 1)
+        return _rounded(result, dtype)
+
+    def finish(dtype: torch.dtype | None, x: torch.Tensor) -> torch.Tensor:
+        return stored[id(x)] if id(x) in stored else _rounded(x, dtype)
+
     dtypes = _dtypes(facts, given, common, len(result))
-    several = [
-        over_tensors(lambda x, dtype=dtype: stored[id(x)] if id(x) in stored else _rounded(x, dtype), each)  # type: ignore[misc]
-        for each, dtype in zip(result, dtypes, strict=True)
-    ]
+    several = [over_tensors(partial(finish, dtype), part) for part, dtype in zip(result, dtypes, strict=True)]
     return tuple(several) if isinstance(result, tuple) else several
 
 
@@ -305,10 +383,19 @@ def _dtypes(
     dtypes = list[torch.dtype | None]()
     for name in facts.results[:count]:
         argument = given.get(name)
-        dtypes.append(
-            torch.float32 if name == "fp32" else argument.dtype if isinstance(argument, torch.Tensor) else common
-        )
-    return dtypes + [common] * (count - len(dtypes))
+        if name == "fp32":
+            dtypes.append(torch.float32)
+        elif isinstance(argument, torch.Tensor):
+            dtypes.append(argument.dtype)
+        else:
+            dtypes.append(common)
+    missing = count - len(dtypes)
+    return dtypes + [common] * missing
+
+
+def _written_names(op: Any) -> list[str]:
+    """Names of the arguments that an operator writes, by its schema."""
+    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -316,16 +403,16 @@ def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tor
     if not mutates(op):
         return []
     given = arguments_of(op, args, kwargs)
-    names = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return tensors_in([given.get(name) for name in names])
+    return tensors_in([given.get(name) for name in _written_names(op)])
 
 
 def _store_written(op: Any, facts: KernelFacts, given: dict[str, Any], wide: dict[str, Any]) -> dict[int, torch.Tensor]:
     """Store the float32 values of the arguments that a kernel wrote; {id of these values: the argument itself}."""
     stored = dict[int, torch.Tensor]()
-    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    for name in (*written, *facts.writes):
-        for target, values in zip(tensors_in(given.get(name)), tensors_in(wide.get(name)), strict=True):
+    for name in (*_written_names(op), *facts.writes):
+        targets = tensors_in(given.get(name))
+        results = tensors_in(wide.get(name))
+        for target, values in zip(targets, results, strict=True):
             if values is not target:
                 stored[id(values)] = _store(target, values)
     return stored
@@ -348,7 +435,9 @@ def _rounded(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         return torch.view_as_complex(torch.view_as_real(x.resolve_conj()).to(dtype))
     if x.dtype is not torch.float32:
         return x
-    return (x.contiguous() if x.is_nested else x).to(dtype)  # torch converts only contiguous nested tensors
+    if x.is_nested:
+        x = x.contiguous()  # torch converts only contiguous nested tensors
+    return x.to(dtype)
 
 
 def _to_fp32(x: torch.Tensor) -> torch.Tensor:
@@ -366,30 +455,39 @@ def _widened(
     These are FP32 tensors if the call asks for a low-precision dtype, zero-dimensional and integer tensors of operations
     that promote, and numbers of operations whose row says so.
     """
-    low = common in _LOW
-    asks = any(isinstance(value, torch.dtype) and value in _LOW for value in (*args, *kwargs.values()))
-    written = {id(x) for x in _written(op, args, kwargs)} if facts.writes_arguments else ()
+    is_low_result = common in _LOW
+    asks_low = any(isinstance(value, torch.dtype) and value in _LOW for value in (*args, *kwargs.values()))
+    written = {id(x) for x in _written(op, args, kwargs)} if facts.writes_arguments else set[int]()
 
     def is_rounded(x: torch.Tensor) -> bool:
         if x.dtype is common or x.dtype is torch.bool or x.is_complex() or id(x) in written:
             return False
         is_loaded = facts.promotes and (not x.dim() or not x.is_floating_point())
-        return is_loaded or (asks and x.is_floating_point())
+        return is_loaded or (asks_low and x.is_floating_point())
 
     def wide(x: torch.Tensor) -> torch.Tensor:
-        return _to_fp32(x.to(common) if low and is_rounded(x) else x)
+        if is_low_result and is_rounded(x):
+            x = x.to(common)
+        return _to_fp32(x)
 
-    def number(value: Any) -> Any:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return rounded_number(value, common) if is_number and common is not None else value
-
-    args, kwargs = over_tensors(wide, args), over_tensors(wide, kwargs)
-    if asks:
-        args = tuple(torch.float32 if isinstance(value, torch.dtype) else value for value in args)
-        kwargs = {key: torch.float32 if isinstance(x, torch.dtype) else x for key, x in kwargs.items()}
-    if facts.rounded and low:
-        args, kwargs = tuple(map(number, args)), {key: number(value) for key, value in kwargs.items()}
+    args = over_tensors(wide, args)
+    kwargs = over_tensors(wide, kwargs)
+    if asks_low:
+        args, kwargs = _map_arguments(lambda x: torch.float32 if isinstance(x, torch.dtype) else x, args, kwargs)
+    if facts.rounded and common is not None and is_low_result:
+        args, kwargs = _map_arguments(lambda x: rounded_number(x, common) if _is_number(x) else x, args, kwargs)
     return args, kwargs
+
+
+def _map_arguments(
+    function: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Apply `function` to every argument, but not to the items of a list."""
+    return tuple(map(function, args)), {key: function(value) for key, value in kwargs.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _common_dtype(
@@ -427,7 +525,7 @@ def _exceptional(op: Any, rule: str, args: tuple[Any, ...], kwargs: dict[str, An
     _WATCH.roundings += 2
     given = {"op": operation_of(op).name, **arguments_of(op, args, kwargs, defaults=True)}
     result = ROUNDINGS[rule](given, low)
-    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    written = _written_names(op)
     if not written:
         return result
     target: torch.Tensor = given[written[0]]
@@ -456,27 +554,34 @@ def _refuse(
     tensors: Sequence[torch.Tensor],
 ) -> None:
     """Raise UnsupportedInFormat if CUDA refuses the call: no kernel, mixed dtypes, or a number out of range."""
-    known = operation_of(op)
+    operation = operation_of(op)
     are_mixed = len({_real(x.dtype) for x in tensors if x.is_floating_point() or x.is_complex()}) > 1
-    promotes = are_mixed and (known.promotes or facts.promotes)
+    promotes = are_mixed and (operation.promotes or facts.promotes)
     if promotes and _common_dtype(op, args, kwargs, tensors) is torch.float32:
         return
     row = format_of(low)
     assert row is not None
-    if row.name in known.refused_on_cuda or (facts.sparse_by_dense and _mixes_layouts(tensors)):
-        raise UnsupportedInFormat(f"{known.name} has no {row.storage} kernel on CUDA")
-    if known.powers_of_two and row.name == "fp16":
-        odd = [length for length in transformed_lengths(op, args, kwargs) if length & (length - 1)]
-        if odd:
-            raise UnsupportedInFormat(
-                f"{known.name} has no {row.storage} kernel on CUDA for length {odd[0]}, which is not a power of two"
-            )
-    if are_mixed and known.packet == "linear" and (args[0].dim() < 3 or args[0].is_contiguous()):
-        _refuse_different_dtypes(known.name, tensors)
+    _refuse_missing_kernel(op, facts, row, args, kwargs)
+    if are_mixed and operation.packet == "linear" and (args[0].dim() < 3 or args[0].is_contiguous()):
+        _refuse_different_dtypes(operation.name, tensors)
     if facts.restricts_dtypes and (are_mixed or facts.fp32):
         _refuse_mixture(op, facts, args, kwargs)
     if facts.checked:
-        _refuse_numbers(known.name, row, (*args, *kwargs.values()))
+        _refuse_numbers(operation.name, row, (*args, *kwargs.values()))
+
+
+def _refuse_missing_kernel(
+    op: Any, facts: KernelFacts, row: Format, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Refuse an operation of which CUDA has no kernel in the format, or none for these layouts or lengths."""
+    operation = operation_of(op)
+    missing = f"{operation.name} has no {row.storage} kernel on CUDA"
+    if row.name in operation.refused_on_cuda or (facts.sparse_by_dense and _mixes_layouts((args, kwargs))):
+        raise UnsupportedInFormat(missing)
+    if operation.powers_of_two and row.name == "fp16":
+        for length in transformed_lengths(op, args, kwargs):
+            if length & (length - 1):
+                raise UnsupportedInFormat(f"{missing} for length {length}, which is not a power of two")
 
 
 def _mixes_layouts(tree: Any) -> bool:
@@ -487,10 +592,7 @@ def _mixes_layouts(tree: Any) -> bool:
 def _refuse_mixture(op: Any, facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse the mixtures of dtypes that the table lists."""
     given = arguments_of(op, args, kwargs)
-    formats = {
-        name: [(row.name, not x.dim()) for x in tensors_in(value) if (row := format_in(x))]
-        for name, value in given.items()
-    }
+    formats = {name: _formats_in(value) for name, value in given.items()}
     if refuses_mixture(op, formats):
         _refuse_different_dtypes(operation_of(op).name, tensors_in((args, kwargs)))
     for x in tensors_in([given.get(name) for name in facts.fp32]):
@@ -514,16 +616,18 @@ def _refuse_numbers(name: str, row: Format, arguments: Sequence[Any]) -> None:
     for value in arguments:
         if isinstance(value, torch.Tensor) and not value.dim() and value.is_floating_point():
             value = float(value)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if is_number and row.largest < abs(value) < float("inf"):
+        if _is_number(value) and row.largest < abs(value) < float("inf"):
             raise UnsupportedInFormat(
                 f"{name} has the constant {value:g}, outside the range of {row.label} (±{row.largest:g})", literal=True
             )
 
 
 def _refuse_different_dtypes(name: str, tensors: Sequence[torch.Tensor]) -> None:
-    floats = [x for x in tensors if x.is_floating_point()]
-    names = {row.name if (row := carried_in(x)) is not None else dtype_name(x.dtype) for x in floats}
+    names = set[str]()
+    for x in tensors:
+        if x.is_floating_point():
+            row = carried_in(x)
+            names.add(dtype_name(x.dtype) if row is None else row.name)
     if len(names) > 1:
         raise UnsupportedInFormat(f"{name} has inputs of different dtypes, {' and '.join(sorted(names))}")
 
@@ -543,9 +647,11 @@ def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
 
     Scalars count only if all are scalars. Two different low-precision formats promote to float32.
     """
-    result = {name for name, scalar in given if not scalar} or {name for name, _ in given}
-    low = {name for name in result if FORMATS[name].low}
-    return max(sorted(result | ({"fp32"} if len(low) > 1 else set())), key=lambda name: FORMATS[name].bytes)
+    deciding = {name for name, is_scalar in given if not is_scalar} or {name for name, _ in given}
+    low = {name for name in deciding if FORMATS[name].low}
+    if len(low) > 1:
+        deciding.add("fp32")
+    return max(sorted(deciding), key=lambda name: FORMATS[name].bytes)
 
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -562,10 +668,21 @@ def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any])
     asked = next((value for value in (*args, *kwargs.values()) if isinstance(value, (Format, torch.dtype))), None)
     if asked is not None:
         return asked if isinstance(asked, Format) else None
-    given = [(row.name, x.dim() == 0) for x in tensors_in((args, kwargs)) if (row := format_in(x)) is not None]
-    if not given:
+    formats = _formats_in((args, kwargs))
+    if not formats:
         return None
-    return FORMATS[given[0][0] if operation.dtype_of_first else promoted_format(given)]
+    first, _ = formats[0]
+    return FORMATS[first if operation.dtype_of_first else promoted_format(formats)]
+
+
+def _formats_in(tree: Any) -> list[tuple[str, bool]]:
+    """(format, whether a scalar) of every floating-point tensor in a tree of arguments."""
+    formats = []
+    for x in tensors_in(tree):
+        row = format_in(x)
+        if row is not None:
+            formats.append((row.name, x.dim() == 0))
+    return formats
 
 
 def _wide(tree: Any) -> Any:
