@@ -90,7 +90,7 @@ def test_what_it_says_of_the_recommended_plan_is_so(bad: Audit) -> None:
     found = causes(bad)
     plan = bad.plans[bad.recommended or ""]
     title = f"BF16 {strategy_of(plan.strategy).title}"
-    assert found.about == f"A problem that {title}, the recommended plan, avoids is at most a warning."
+    assert found.about == f"Problems that {title}, the recommended plan, avoids are reported as warnings at most."
     assert (plan.format, plan.is_verified) == ("bf16", True)
     said = {cause.worst.source: cause.plan_effect for cause in found.wanting}
     opening = f"{title}, the recommended plan,"

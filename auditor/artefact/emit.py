@@ -37,8 +37,8 @@ Reading PLANS: a scope is a module; modules inside it have the same precision un
 memory or flops) that low precision in this scope is predicted to save. `keep` names functions of torch that run in FP32
 in a low-precision scope and the modules inside it, in any spelling ("pow": torch.pow, x.pow, x ** 2), except for
 in-place calls. A matrix product that reads their result still runs in low precision. `fp32_output` names functions
-whose matrix products have low-precision inputs and FP32 output. `gpu_only`: the plan fails on a CPU with this error; run
-it on a GPU, or inside auditor.emulate("cuda"). Errors are relative to FP32.
+whose matrix products have low-precision inputs and FP32 output. `gpu_only`: the plan fails
+on a CPU with this error; run it on a GPU, or where a GPU is emulated. Errors are relative to FP32.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from .kinds import image_sides, suggest_inputs
 from .sentence_inputs import TEXTS, features_of
 from .state import convert_errors
 from .statedicts import read_tensors
-from .target import blame, call, named_in, parse, required_arguments, user_code
+from .target import arguments_of, blame, call, named_in, parse, required_arguments, user_code
 from .texts import LINES, ROWS, read_texts, tokenize
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
@@ -156,7 +156,9 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
 def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[Batch, ...], tuple[str, ...]]:
     """Leave out labels that forward does not take: the last of one argument too many, as in a DataLoader of (x, label)
     pairs, and named entries, as in a dict of x and label. Returns the batches, and a note if something was left out."""
-    parameters = inspect.signature(model.forward).parameters
+    parameters = arguments_of(model.forward)
+    if not parameters:
+        return batches, ()
     kinds = {p.kind for p in parameters.values()}
     most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
     has_labels = [len(args) == most + 1 and may_end_in_labels(args) for args, _ in batches]
@@ -216,7 +218,7 @@ def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Bat
 
     Raises: LoadError(slug="bad-inputs").
     """
-    parameters = inspect.signature(model.forward).parameters
+    parameters = arguments_of(model.forward)
     variadic = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     names = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if set(tensors) <= set(names) or variadic:

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from .target import arguments_of
+
 ROWS, NODES, EDGES, TOKENS, SAMPLES, SIDE = 8, 10, 20, 16, 16_000, 224
 CLASSES, STEPS = 10, 1000
 PREFIXES = range(6)
@@ -47,7 +49,7 @@ def suggest_inputs(model: nn.Module) -> str:
 
 def _required(model: nn.Module) -> list[str]:
     """The names of forward's arguments without a default."""
-    parameters = inspect.signature(model.forward).parameters.values()
+    parameters = arguments_of(model.forward).values()
     named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p.name for p in parameters if p.kind in named and p.default is p.empty]
 

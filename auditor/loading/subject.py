@@ -85,7 +85,7 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
     example_inputs: texts, or any form that `inputs.as_batches` accepts; None if `kwargs` suffices. kwargs: keyword
     arguments of every call.
     """
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+    if not isinstance(model, nn.Module):
         raise LoadError(f"expected an nn.Module, got a {type(model).__name__}{_instead_of(model)}", slug="not-a-model")
     given = () if example_inputs is None and kwargs else example_inputs
     inputs.reject_iterators(kwargs, "kwargs")
@@ -117,8 +117,6 @@ def _instead_of(value: Any) -> str:
     """What to pass instead of something that is no model, after a colon; "" if unknown."""
     if isinstance(value, str):
         return f": run `python -m auditor {value}`, or pass the model itself"
-    if isinstance(value, torch.jit.ScriptModule):
-        return ": TorchScript code is compiled and cannot run in other precisions, so pass the Python model"
     if isinstance(value, torch.export.ExportedProgram):
         return ": pass `program.module()`, or save the program and run `python -m auditor FILE.pt2`"
     parts = getattr(value, "components", None)

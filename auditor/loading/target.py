@@ -242,12 +242,8 @@ def _existing_file(path: Path) -> Path:
         if path.suffix == PROGRAM:
             raise LoadError(f"an exported program has no symbols: write {path}", slug="bad-target")
         if _is_torchscript(path):
-            hint = (
-                "write a model.py whose get_model() builds the Python model and loads the weights: "
-                f"model.load_state_dict(torch.jit.load({path.name!r}).state_dict())"
-            )
-            said = f"{path} is a TorchScript file, whose compiled code cannot run in other precisions"
-            raise LoadError(f"{said}: {hint}", slug="bad-target")
+            hint = f"write a model.py with get_model(), which returns torch.jit.load({path.name!r}), and get_inputs()"
+            raise LoadError(f"{path} is a TorchScript file: {hint}", slug="bad-target")
         hint = "name the .py file that builds the model and pass weights with --weights"
         raise LoadError(f"{path} is not a Python file: {hint}", slug="bad-target")
     return path.resolve()
@@ -382,12 +378,17 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
         raise LoadError(f"{what} raised {blame(error)}", slug=slug) from error
 
 
+def arguments_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The function's arguments by name; none if Python cannot say, as of the forward of a TorchScript file."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
 def required_arguments(function: Callable[..., Any]) -> list[str]:
     """Names of the function's arguments that have no default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
+    parameters = arguments_of(function).values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
 

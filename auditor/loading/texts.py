@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import itertools
 import json
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from ..errors import LoadError, describe
 from .sentence_inputs import features_of, is_sentence_model
+from .target import arguments_of
 
 LINES, ROWS = ".txt", ".jsonl"
 """File suffixes: one text per line; one JSON string, or row with a text or a chat, per line."""
@@ -51,7 +51,7 @@ def tokenize(model: Any, value: Any) -> Any:
     A chat is formatted by the tokenizer's chat template, and the model's turn follows the last message of a user.
     Raises: LoadError(slug="bad-inputs") if the model has no tokenizer, or its tokenizer no chat template.
     """
-    names = _arguments(model)
+    names = arguments_of(model.forward)
     rows = _rows(value, names)
     if rows is None:
         return value
@@ -79,14 +79,6 @@ def tokenize(model: Any, value: Any) -> Any:
     except Exception as error:
         raise LoadError(f"the tokenizer in {where} refused the inputs ({describe(error)})", "bad-inputs") from error
     return {name: x for name, x in given.items() if name in names}
-
-
-def _arguments(model: Any) -> Mapping[str, Any]:
-    """The arguments of the model's forward; none if Python cannot say."""
-    try:
-        return inspect.signature(model.forward).parameters
-    except (TypeError, ValueError):
-        return {}
 
 
 def _rows(value: Any, names: Mapping[str, Any]) -> list[Any] | None:

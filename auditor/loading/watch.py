@@ -162,6 +162,7 @@ def watch_weights(outermost: CodeType) -> Iterator[Watch]:
     library = sys.modules.get("transformers.modeling_utils")  # has its own reference to the reader if imported before
     calls: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch, "load", watch.on_read),
+        (torch.jit, "load", watch.on_read),
         (safetensors, "safe_open", watch.on_read),
         (safetensors.torch, "load_file", watch.on_read),
         *([(library, "safe_open", watch.on_read)] if hasattr(library, "safe_open") else []),

@@ -95,11 +95,8 @@ class Planner:
 
 
 def _error_of(ran: Verification) -> float:
-    """The error that counts for the search: the larger one of the runs with and without gradients; inf if any limit
-    was missed, or the run failed."""
-    if ran.measured_error is None or not all(one.holds for one in ran.criteria):
-        return math.inf
-    return max(ran.measured_error, ran.with_gradients or 0.0)
+    """The error that counts for the search; inf if a criterion was missed, or the run failed."""
+    return ran.worst_error if all(one.holds for one in ran.criteria) else math.inf
 
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:

@@ -98,7 +98,6 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
             return _record_run(model, plan, failure=otherwise)
     is_finite = math.isfinite(error + enabled)
     scattered = _scattered(model, plan, expected) if is_finite and error <= model.max_error else None
-    error = max(error, scattered or 0.0)
     joint = math.inf if distance is output_error else worst_of([output_error(*pair) for pair in pairs])
     return _record_run(
         model,
@@ -149,8 +148,7 @@ def _record_run(
         criteria=criteria,
         **said,
     )
-    worst = math.inf if ran.measured_error is None else max(ran.measured_error, ran.with_gradients or 0.0)
-    holds = worst <= model.max_error and all(one.holds for one in criteria)
+    holds = ran.worst_error <= model.max_error and all(one.holds for one in criteria)
     return replace(plan, verification=replace(ran, holds=holds))
 
 

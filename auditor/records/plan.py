@@ -194,9 +194,7 @@ class Verification:
     """Results of running a model, patched or entirely in low precision, on all batches without gradients, and on the
     first batch also with gradients."""
 
-    measured_error: Annotated[
-        float | None, FileField("worst run without gradients, at least `scattered`; `null`: failed, Inf or NaN")
-    ] = None
+    measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: failed, Inf or NaN")] = None
     holds: Annotated[bool, FileField("whether all errors and criteria are within their limits")] = False
     inputs: Annotated[
         str, FileField("`audited`: calibration inputs; `held-out`: held-out inputs", choices=("held-out", "audited"))
@@ -230,6 +228,14 @@ class Verification:
     def finite(self) -> bool:
         """Whether the run succeeded and all outputs were finite."""
         return self.measured_error is not None
+
+    @property
+    def worst_error(self) -> float:
+        """The error that is compared with the budget: of the runs without and with gradients, and of those at changed
+        weights; inf if the run failed or gave Inf or NaN."""
+        if self.measured_error is None:
+            return math.inf
+        return max(self.measured_error, self.with_gradients or 0.0, self.scattered or 0.0)
 
 
 @dataclass(frozen=True)

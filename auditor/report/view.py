@@ -152,13 +152,13 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
 
 
 def _scatter(plan: Plan) -> str:
-    """A sentence, after a space, on the error of outputs of a few numbers; "" for others, and where one run has more."""
+    """A sentence, after a space, on the error of outputs of a few numbers; "" for others, and where one run has a larger one."""
     ran = plan.verification
-    if ran is None or ran.scattered is None or ran.scattered != ran.measured_error:
+    if ran is None or ran.scattered is None or ran.scattered <= (ran.measured_error or 0.0):
         return ""
     return (
-        " The outputs are a few numbers, whose error in one run may be small by chance: this is the root mean square at "
-        "eight sets of slightly changed weights."
+        " The outputs are a few numbers, whose error in one run may be small by chance: the root mean square at eight "
+        f"sets of slightly changed weights is {ratio(ran.scattered)}."
     )
 
 

@@ -160,7 +160,7 @@ def test_rows_of_a_table_name_their_cells_on_a_phone(page, reports):
     page.open(reports / "usual.html", width=390)
     cells = "[...document.querySelectorAll('#plans .columns tr:nth-child(1) td')]"
     heads = page.run(f"{cells}.map((e) => getComputedStyle(e, '::before').content)")
-    assert heads[1:] == ['"Error, no plan"', '"Error, predicted"', '"Error, measured"', '"Low FLOPs"', '"Speed-up"']
+    assert heads[1:] == ['"Error, no plan"', '"Error, predicted"', '"Error, measured"', '"FLOPs low"', '"Speed-up"']
     page.open(reports / "usual.html", width=1280)
     assert page.run(f"{cells}.map((e) => getComputedStyle(e, '::before').content)") == ["none"] * 6
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.artefact.strategies import names, strategy_of
+from auditor.artefact.strategies import SHIPPED, strategy_of
 from auditor.execution.policy import Boundary, Layout, Policy
 from auditor.execution.resolve import kept_low
 from auditor.records import Placeholder
@@ -69,7 +69,7 @@ def region(x: Tensor, w: Tensor) -> Tensor:
 def found(function, format: str, *strategies: str) -> dict[str, str]:
     captured = capture_of(Function(function), normal(4, 4), normal(4, 4, seed=1))
     ops = {name: node.op.split(".")[1] for name, node in captured.nodes.items()}
-    return {ops[name]: fmt for name, fmt in kept_low(captured, strategies or names(), format).items()}
+    return {ops[name]: fmt for name, fmt in kept_low(captured, strategies or SHIPPED, format).items()}
 
 
 def test_a_region_keeps_its_format_under_a_plan_in_another() -> None:

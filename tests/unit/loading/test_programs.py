@@ -97,7 +97,6 @@ def test_what_is_no_model_is_told_what_to_pass(program: Path) -> None:
     others = {
         r"python -m auditor hf:folder": "hf:folder",
         r"program.module\(\)": torch.export.load(program),
-        r"pass the Python model": torch.jit.script(Net()),
         r"several models \(unet\): pass one, as in auditor.audit\(pipe.unet": Pipeline(),
     }
     for said, value in others.items():
@@ -116,8 +115,22 @@ def test_a_missing_program(here: Path) -> None:
 def test_torchscript_names_what_to_write(name: str, is_traced: bool, here: Path) -> None:
     script = torch.jit.trace(Net(), torch.ones(2, 4)) if is_traced else torch.jit.script(Net())
     torch.jit.save(script, name)
-    with refused(LoadError, "bad-target", match=rf"TorchScript.*load_state_dict\(torch.jit.load\('{name}'\)"):
+    with refused(
+        LoadError, "bad-target", match=rf"TorchScript.*get_model\(\), which returns torch.jit.load\('{name}'\)"
+    ):
         load(name)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_torchscript_file_is_audited_as_the_message_says(here: Path) -> None:
+    torch.jit.save(torch.jit.script(Net().eval()), "net.pt")
+    Path("model.py").write_text(
+        "import torch\n\ndef get_model():\n    return torch.jit.load('net.pt')\n\n"
+        "def get_inputs():\n    return torch.ones(2, 4)\n"
+    )
+    subject = load("model.py")
+    assert [batch[0][0].shape for batch in subject.batches] == [(2, 4)]
+    assert "random" not in subject.weights_source
 
 
 def test_a_checkpoint_is_no_torchscript(here: Path) -> None:

@@ -71,7 +71,7 @@ def test_float32_runs_as_it_is() -> None:
 
 def test_a_literal_that_does_not_fit() -> None:
     scores, mask = torch.zeros(2).half(), torch.tensor([True, False])
-    expected = "masked_fill has a constant outside the range of float16"
+    expected = "masked_fill has the constant -1e+09, outside the range of FP16 (±65504)"
     assert refusal(aten.masked_fill.Scalar, scores, mask, -1e9) == expected
     assert run_op(aten.masked_fill.Scalar, (scores, mask, -65504.0), {}).tolist() == [-65504.0, 0.0]
     assert math.isinf(float(run_op(aten.masked_fill.Scalar, (scores, mask, -math.inf), {})[0]))

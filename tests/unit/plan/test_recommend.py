@@ -113,7 +113,7 @@ def test_the_sentence_holds_the_evidence() -> None:
         (
             replace(WHOLE, reach=0.001),
             "out of reach",
-            "is within the error budget of 0.01 (0.001), but its operations are unsafe on their own",
+            "is within the error budget of 0.01 (0.001), but its few low-precision operations are unsafe on their own",
         ),
         (replace(WHOLE, reasons=(UNSAFE,)), "out of reach", "no plan with low precision is within the error budget"),
         (replace(WHOLE, reasons=(UNSAFE, replace(IDLE, adds=0.0))), "out of reach", "no plan with low precision"),

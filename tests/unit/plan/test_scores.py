@@ -74,7 +74,7 @@ def test_a_plan_that_loses_too_much_is_not_recommended(told_apart: Audit) -> Non
     assert str(told_apart.recommended).endswith("fp16")
     alone = audited(near(1e-3), max_drop=0.05, formats=("fp8_e4m3", "bf16"))
     assert alone.recommended is None
-    expected = "Keep the model in FP32: no plan within the error budget of 0.01 keeps the score."
+    expected = "Keep the model in FP32: no plan within the error budget of 0.01 keeps the score within --max-drop."
     assert ReportView(alone).headline == expected
     assert "--max-drop" in ReportView(alone).proof
 
