@@ -214,11 +214,15 @@ class _Weights:
     """
 
     def __init__(self, model: nn.Module, watch: Watch) -> None:
-        self.watch, self.modules, self.names = watch, dict(named_modules(model)), dict[Tensor, list[str]]()
+        self.watch = watch
+        self.modules = dict(named_modules(model))
+        self.names = dict[Tensor, list[str]]()
         for name, x in named_tensors(model):
             self.names.setdefault(x, []).append(name)
-        lists = (key for key, dtypes in KEEP_LISTS.items() if any(x.dtype in dtypes for x in self.names))
-        listed = {word for key in lists for word in vars(model).get(key) or getattr(type(model), key, None) or ()}
+        listed = set[str]()  # parts of module paths that the author keeps in FP32
+        for key, kept_dtypes in KEEP_LISTS.items():
+            if any(x.dtype in kept_dtypes for x in self.names):
+                listed.update(vars(model).get(key) or getattr(type(model), key, None) or ())
         self.kept = {x for x, names in self.names.items() if listed.intersection(*(n.split(".") for n in names))}
         parameters = [x for x in self.names if isinstance(x, nn.Parameter)]
         dtypes = {x.dtype for x in parameters if x not in self.kept and significant_bits(x.dtype)}

@@ -215,6 +215,13 @@ class ParameterSeries:
     second_moment_zero: Series = field(default_factory=list)
 
 
+def _mean_of_last_third(series: Series) -> float | None:
+    """Mean of the known values in the last third of a series; None without one."""
+    last = series[-max(len(series) // 3, 1) :]
+    known = [value for value in last if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 @dataclass
 class RecipeRun:
     """Results of one recipe. losses: one per step, NaN if a step has no loss. steps: numbers of the sampled steps.
@@ -243,12 +250,15 @@ class RecipeRun:
     def share(self, what: str, name: str = "") -> float | None:
         """Mean of a series of ParameterSeries over the last third of the sampled steps, for one parameter or for all
         parameters' entries; the error of all is that of their common gradient. None if not measured."""
-        rows = [(p.entries, getattr(p, what)) for key, p in self.parameters.items() if name in ("", key)]
-        means = list[tuple[int, float]]()
-        for entries, series in [(1, self.errors)] if (what, name) == ("error", "") else rows:
-            known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
-            means += [(entries, sum(known) / len(known))] if known else []
-        return sum(n * x for n, x in means) / sum(n for n, _ in means) if means else None
+        if (what, name) == ("error", ""):
+            return _mean_of_last_third(self.errors)
+        total, weight = 0.0, 0
+        for key, parameter in self.parameters.items():
+            mean = _mean_of_last_third(getattr(parameter, what)) if name in ("", key) else None
+            if mean is not None:
+                total += parameter.entries * mean
+                weight += parameter.entries
+        return total / weight if weight else None
 
     @property
     def final(self) -> list[float]:

@@ -9,7 +9,7 @@ from ..criteria.criterion import counts_flips
 from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
 from ..records.decisions import Decisions
-from ..records.measure import MEASURED
+from ..records.measure import MEASURED, ProductError
 from ..records.plan import INPUT
 from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, or_blank, percent, ratio, scope, where
@@ -50,9 +50,16 @@ def _origins(audit: Audit, fmt: str) -> list[Block]:
 
 def _products(audit: Audit, fmt: str) -> Grid:
     """Table of products with the largest local error, and the parts of this error by cause."""
-    split = [(r, r.errors[fmt].product) for r in audit.nodes if fmt in r.errors]
-    known = sorted(((r, p) for r, p in split if p is not None), key=lambda pair: -pair[1].whole)
-    rows = [(where(r.node), *map(ratio, (p.whole, p.inputs, p.accumulation, p.output))) for r, p in known[:SHOWN]]
+    products = list[tuple[NodeReport, ProductError]]()
+    for report in audit.nodes:
+        error = report.errors.get(fmt)
+        if error is not None and error.product is not None:
+            products.append((report, error.product))
+    products.sort(key=lambda pair: -pair[1].whole)
+    rows = []
+    for report, product in products[:SHOWN]:
+        parts = (product.whole, product.inputs, product.accumulation, product.output)
+        rows.append((where(report.node), *map(ratio, parts)))
     caption = f"Matrix products and convolutions with the largest local error in {label(fmt)}. Inputs: the part of this error from rounding the inputs. Accumulation: the part from adding the products. Output: the part from rounding the result"
     return Grid(("Product", "Error", "Inputs", "Accumulation", "Output"), tuple(rows), caption=caption)
 
@@ -65,7 +72,7 @@ def _birth(audit: Audit, same: list[NodeReport], fmt: str, first: NonFinite | No
     name = VALUES.get(value, value.capitalize() if value.islower() else value)
     blocks = f" and at {count(len(same) - 1, 'similar operation')}" if len(same) > 1 else ""
     begins = f"{where(report.node)}{blocks} raises an error on {label(fmt)} inputs: {error.unsupported}"
-    if value != "unsupported":
+    if not error.unsupported:
         begins = f"{name} first appears at {where(report.node)}{blocks}"
     together = (
         cause(audit, first, fmt) if first else "With only this operation in low precision, all values stay finite."

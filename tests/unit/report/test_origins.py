@@ -176,3 +176,14 @@ def test_the_cause_of_nan_names_the_rules_that_explain_it(
     findings.append(finding("ACT003", "sub", formats=("bf16",)))
     audit = replace(make_audit(8), findings=tuple(findings))
     assert cause(audit, non_finite_of("sub", begins_op), "fp16").endswith(named)
+
+
+def test_a_constant_that_does_not_fit_is_an_error_and_no_value_that_appears():
+    audit = make_audit(20)
+    said_of_it = "masked_fill has the constant -1e+09, outside the range of FP16 (±65504)"
+    refused = NodeError(unsupported=said_of_it, cause="literal", born=True)
+    first, *others = audit.nodes
+    first = replace(first, errors={**first.errors, "fp16": refused})
+    texts = said(replace(audit, nodes=(first, *others)))
+    assert any(f"raises an error on FP16 inputs: {said_of_it}." in text for text in texts)
+    assert not any("Literal" in text for text in texts)
