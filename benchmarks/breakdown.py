@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "reference": (reference.Reference, ("compute",)),
     "magnitudes": (measure.Measurement, ("keep",)),
     "rounding": (alone.LowPrecisionProbe, ("_rounded_value",)),
-    "alone": (alone.Alone, ("run",)),
+    "alone": (alone.LowPrecisionProbe, ("run",)),
     "low from the start": (alone.LowPrecisionProbe, ("advance",)),
     "errors": (alone.LowPrecisionProbe, ("_error",)),
     "inner products": (attribute._Hook, ("__call__",)),
