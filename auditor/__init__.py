@@ -12,12 +12,12 @@ __version__ = "1.0.0"
 
 _API = {
     "audit": "api",
-    "Audit": "records",
+    "Audit": "results",
     "apply": "document.live",
     "emulate": "capture.emulation",
-    "load": "document.read",
+    "load": "results",
     "load_plan": "document.read",
-    "rehearse": "rehearsal.rehearse",
+    "rehearse": "results",
     "snippet": "snippets",
 }
 __all__ = ["Audit", "__version__", "apply", "audit", "emulate", "load", "load_plan", "rehearse", "snippet"]

@@ -16,7 +16,7 @@ from .loading import from_object
 from .loading.target import guard_progress
 from .offload import resident_limit
 from .progress.shown import in_notebook, refresh_display, reporter
-from .records.audit import Audit
+from .results import Audit
 from .score import in_hand
 from .settings import Settings, options_of
 from .training.objective import training_subject
@@ -78,7 +78,7 @@ def _audit(model: Any, example_inputs: Any, asked: dict[str, Any]) -> Audit:
             subject = training_subject(model, example_inputs, settings.kwargs, settings.loss_fn)
         else:
             subject = from_object(model, example_inputs, settings.kwargs)
-        return run(subject, settings.model_copy(update={"progress": listener}))
+        return Audit.of(run(subject, settings.model_copy(update={"progress": listener})))
 
 
 _asked = [

@@ -34,7 +34,8 @@ from ..settings import bad, either, options_of, with_flags
 from .ledger import Ledger
 from .output import set_aside
 from .rehearse import Rehearse
-from .verbs import PROGRAM, Apply, Audit, Diff, Explain, ExplainLayer, Fleet, Rules, Snippet, Verb, WithTarget
+from .verb import PROGRAM, Verb, WithTarget
+from .verbs import Apply, Audit, Diff, Explain, ExplainLayer, Fleet, Rules, Snippet
 
 WIDTH = 80
 """Maximum number of columns of the help."""

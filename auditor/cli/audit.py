@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from .. import flow, offload
+from .. import flow, offload, results
 from ..document import compare, read
 from ..loading import cautions, load
 from ..loading.doors import weights_of
@@ -24,12 +24,12 @@ from ..report.words import printable
 from ..score import find_function
 from ..training.objective import load_training
 from ..verify import artefact
-from . import verbs
 from .output import say
 from .pipeline import audit_pipeline
+from .verb import WithTarget, severe
 
 
-def audit(settings: verbs.Audit, progress: Display) -> int:
+def audit(settings: WithTarget, progress: Display) -> int:
     """Check the settings, start the verification process, then load and audit the model, or every component of a
     pipeline. The verification process imports torch while the user's code loads. The memory limit applies to the
     audit's process after that start.
@@ -42,7 +42,7 @@ def audit(settings: verbs.Audit, progress: Display) -> int:
     return _audit_one(settings, progress) if code is None else code
 
 
-def _audit_one(settings: verbs.Audit, progress: Display) -> int:
+def _audit_one(settings: WithTarget, progress: Display) -> int:
     known = read.load(settings.baseline) if settings.baseline else None  # before anything slow
     settings = settings.model_copy(update={"progress": progress})
     if settings.onnx:
@@ -55,7 +55,7 @@ def _audit_one(settings: verbs.Audit, progress: Display) -> int:
             return _ran(settings, progress, known)
 
 
-def _ran(settings: verbs.Audit, progress: Display, known: Audit | None) -> int:
+def _ran(settings: WithTarget, progress: Display, known: Audit | None) -> int:
     """Load the model, audit it, write the files and print the result."""
     make = partial(load_training, loss=settings.loss) if settings.training else load
     subject = make(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
@@ -78,14 +78,14 @@ def _ran(settings: verbs.Audit, progress: Display, known: Audit | None) -> int:
         progress("onnx", "write, check, run", 0, 0)
         audit = with_onnx(audit, settings.onnx)
     progress("write", str(directory), 0, 0)
-    files = audit.save(directory)
+    files = results.Audit.of(audit).save(directory)
     if settings.model_explorer:
         files += folder.write(directory / "model_explorer", model_explorer.files(audit))
     progress.close()
     return _answer(settings, audit, directory, files, known)
 
 
-def _answer(settings: verbs.Audit, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
+def _answer(settings: WithTarget, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
     """Print the result and return the exit code: 1 for findings at or above the chosen severity, or if the user's score
     rejects every plan."""
     new, report = compare.fresh(known, audit) if known else audit.findings, directory / "report.html"
@@ -105,4 +105,4 @@ def _answer(settings: verbs.Audit, audit: Audit, directory: Path, files: Sequenc
         print(f"warning: no browser could be opened; open {report} yourself", file=sys.stderr)
     if settings.fail_on != "never" and audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
         return 1
-    return verbs.severe(new, settings.fail_on)
+    return severe(new, settings.fail_on)

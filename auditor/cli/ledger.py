@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from ..progress.shown import Display
 from ..settings import Option
 from .output import say
-from .verbs import TextOrJson, WithTarget, severe
+from .verb import TextOrJson, WithTarget, severe
 
 
 class Ledger(WithTarget):

@@ -10,14 +10,14 @@ from ..document import read
 from ..errors import AuditorError, printable
 from ..loading.doors import parts_of
 from ..settings import bad
-from . import verbs
 from .output import say
+from .verb import PROGRAM, WithTarget
 
 READABLE = ("text", "md", "github")
 """Formats of a result that may follow one another on stdout."""
 
 
-def audit_pipeline(settings: verbs.Audit, audit_one: Callable[[verbs.Audit], int]) -> int | None:
+def audit_pipeline(settings: WithTarget, audit_one: Callable[[WithTarget], int]) -> int | None:
     """Audit the components that a pipeline calls, each into a folder of its own, and list the plans at the end.
 
     audit_one: audits the component that the settings name, and returns its exit code. Returns the highest exit code;
@@ -50,7 +50,7 @@ def audit_pipeline(settings: verbs.Audit, audit_one: Callable[[verbs.Audit], int
             lines.append(f"{part}: {plan}, in {out}")
     if lines:
         plans = "".join(f"  {line}\n" for line in lines)
-        hint = f"{verbs.PROGRAM} snippet {directory / next(iter(parts))} --for diffusers"
+        hint = f"{PROGRAM} snippet {directory / next(iter(parts))} --for diffusers"
         say(f"\nPipeline {name}\n{printable_lines(plans)}Use it   {hint}\n")
     return max(codes)
 

@@ -14,7 +14,7 @@ from ..progress.shown import Display
 from ..records import folder
 from ..settings import Flag, Option
 from .output import say
-from .verbs import WithTarget
+from .verb import WithTarget
 
 BATCHES = ("batches", "get_batches", "train_loader", "train_dataloader", "dataloader", "loader", "get_inputs")
 
@@ -61,6 +61,7 @@ class Rehearse(WithTarget):
 
     def run(self, progress: Display) -> None:
         """Run a training step in several recipes; write the result and print it."""
+        from .. import results
         from ..capture.emulation import scaled_as_on_cuda
         from ..capture.regions import written_as_meant
         from ..loading.target import call, import_target, named_in, parse, user_code
@@ -92,6 +93,6 @@ class Rehearse(WithTarget):
             how: dict[str, Any] = {"remedies": self.remedies, "recipes": names, "ranks": self.ranks}
             how |= {"progress": progress, "target": target.text}
             result = rehearse.rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
-        files = result.save(directory)
+        files = results.Rehearsal.of(result).save(directory)
         progress.close()
         say(blocks.to_terminal(rehearsal.overview(result)) + f"Report   {files[-1]}\nFiles    {files[0]}\n")

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import DirectoryPath, Field, TypeAdapter
 
 from .. import fleet, snippets
-from ..asked import LEVELS, OPTIONS, Command
+from ..asked import LEVELS, OPTIONS
 from ..document import compare, read
 from ..errors import AuditorError, suggest
 from ..progress.shown import Display
-from ..records import Finding, folder
+from ..records import folder
 from ..report import blocks
 from ..report import diff as diff_page
 from ..report.words import count, printable
@@ -26,33 +25,13 @@ from ..resources import errors
 from ..rulebook import explain
 from ..settings import A_DIRECTORY, Flag, Location, Option, Seconds
 from .output import say
+from .verb import PROGRAM, TextOrJson, Verb, WithTarget, severe
 
-PROGRAM, INDEX = "python -m auditor", "index.html"
+INDEX = "index.html"
 
 PlanFile = Annotated[Location, Option(shown="PLAN"), Field(description="a plan.json, or the directory of an audit")]
 PlanName = Annotated[str | None, Option(shown="NAME")]
 Count = Annotated[int, Field(ge=0, lt=10_000)]
-TextOrJson = Annotated[str, Option(choices=lambda: ("text", "json")), Field(description="format of the output")]
-
-
-class Verb(Command):
-    """A command and its arguments. takes: names of its arguments, in the order of the help; some are options of
-    `audit`. examples: (words after the program's name, what they do), for the help."""
-
-    takes: ClassVar[tuple[str, ...]] = ()
-    examples: ClassVar[tuple[tuple[str, str], ...]] = ()
-
-    def run(self, progress: Display) -> int | None:
-        """Run the command and return its exit code; None: 0. Raises: AuditorError."""
-        raise NotImplementedError
-
-
-class WithTarget(Verb):
-    """A command that imports torch and loads the user's code. stage: its first stage."""
-
-    stage: ClassVar[str] = "load"
-    target: Annotated[str, Option(shown="TARGET", path="place")]
-    """the model's file or module, such as model.py:Net"""
 
 
 class Audit(WithTarget):
@@ -287,8 +266,3 @@ class Fleet(Verb):
         lines = [f"{row.target.name}: {row.state}, {printable('; '.join(row.said))}\n" for row in rows if row.said]
         say(f"{fleet.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")
         return int(any(row.said or (row.findings or {}).get("error") for row in rows))
-
-
-def severe(findings: Iterable[Finding], level: str) -> int:
-    """Exit code 1 if any finding reaches the given severity, else 0."""
-    return int(any(LEVELS.index(finding.severity) <= LEVELS.index(level) for finding in findings) and level != "never")

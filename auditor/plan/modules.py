@@ -111,7 +111,7 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         low = _lower(problem, chosen, [owner])
-        wide = problem.evaluate(low.high | outputs_in(problem, owner))
+        wide = problem.evaluate(low.high | outputs_in(problem.products, owner))
         points = (*[low][: owner == module_of(owner)], *[wide][: wide != low])
         cheaper = (point for point in points if point.price < (1 - WORTH) * chosen.price)
         chosen = next((point for point in cheaper if space.holds(chosen, point, limit)), chosen)

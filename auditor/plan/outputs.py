@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..execution.policy import PrecisionChoice
-from ..execution.resolve import Resolution
 from ..numerics.formats import FORMATS
 from ..numerics.fp32_output import FACTORS
 from ..numerics.operations import operation
-from ..records import Contribution
+from ..records import Capture, Contribution
 from ..records.paths import FP32_OUTPUT, enclosing_paths, function_in, module_of
 from .costs import Cost
-from .search import Candidate
-
-if TYPE_CHECKING:
-    from .problem import Problem
 
 
-def products_of(problem: Problem) -> Mapping[str, frozenset[str]]:
+def products_of(capture: Capture, fixed: Collection[str]) -> Mapping[str, frozenset[str]]:
     """{path of a function that can have FP32 output: its matrix products}. Without functions that submodules also call;
-    without products that are in place, in shared modules, in autocast regions, or have a dtype fixed by the model."""
-    able, unable = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
-    for name, node in problem.capture.nodes.items():
+    without products that are in place, in shared modules or in autocast regions. fixed: nodes whose dtype the model
+    fixes, which are left out too."""
+    able = defaultdict[str, set[str]](set)
+    unable = defaultdict[str, set[str]](set)
+    for name, node in capture.nodes.items():
         if node.function is None or operation(node.op).packet not in FACTORS:
             continue
         for call in node.calls:
             path = function_in(call.path, f"{node.function.path}{FP32_OUTPUT}")
-            simple = node.region is None and not node.in_place and node.owner not in problem.capture.aliases
-            own = call.path == node.owner and node.dtype == "float32" and name not in problem.kept_formats
-            (able if simple and own else unable)[path].add(name)
+            simple = node.region is None and not node.in_place and node.owner not in capture.aliases
+            own = call.path == node.owner and node.dtype == "float32" and name not in fixed
+            fitting = able if simple and own else unable
+            fitting[path].add(name)
     return {path: frozenset(names) for path, names in able.items() if path not in unable}
 
 
-def outputs_in(problem: Problem, owner: str) -> set[str]:
-    """Paths of the functions that can have FP32 output in `owner`, a module or one function in a module."""
-    return {path for path in problem.products if owner in (module_of(path), path.removesuffix(FP32_OUTPUT))}
+def outputs_in(products: Collection[str], owner: str) -> set[str]:
+    """Paths of the functions in `owner`, a module or one function in a module, among those that can have FP32 output.
+
+    products: paths of the functions that can, as in `products_of`.
+    """
+    return {path for path in products if owner in (module_of(path), path.removesuffix(FP32_OUTPUT))}
 
 
 def outputs_of(choice: PrecisionChoice) -> set[str]:
@@ -58,30 +57,18 @@ def without_effect(high: Collection[str]) -> set[str]:
     }
 
 
-def cost_of(problem: Problem, name: str, resolution: Resolution) -> Cost:
-    """Cost of one node; an FP32 output element counts as two or four elements of the inputs' format."""
-    cost, factors = problem.costs[name], resolution.nodes[name].factors
-    wider = FORMATS["fp32"].bytes // FORMATS[factors].bytes - 1 if factors else 0
-    return replace(cost, elements=cost.elements + wider * problem.elements[name]) if wider else cost
+def with_fp32_output(cost: Cost, factors: str | None, elements: int) -> Cost:
+    """The cost of a node whose FP32 output elements count as two or four elements of the inputs' format.
+
+    factors: the format of the inputs of a product with FP32 output; None for other nodes. elements: number of output
+    elements.
+    """
+    if not factors:
+        return cost
+    wider = FORMATS["fp32"].bytes // FORMATS[factors].bytes - 1
+    return replace(cost, elements=cost.elements + wider * elements)
 
 
 def fails_by_inputs(known: Contribution | None) -> bool:
     """Whether a product is unsafe even with FP32 output: not run, or Inf or NaN by the rounding of its inputs."""
     return known is None or math.isfinite(known.own) > math.isfinite(known.isolated)
-
-
-def with_fewest_outputs(problem: Problem, low: Candidate, limit: float) -> Iterator[Candidate]:
-    """Yield one choice, if any has a predicted error within `limit`: everything in low precision, except outputs of the
-    fewest possible sensitive or unsafe products, chosen by squared error per output element."""
-
-    def worth(path: str) -> float:
-        known = (problem.contribution(name, problem.format) for name in problem.products[path])
-        numbers = sum(problem.elements[name] for name in problem.products[path])
-        return sum(one.own**2 for one in known if one is not None) / max(numbers, 1)
-
-    doubtful = {name for name, known in problem.verdicts.items() if known.verdict in ("sensitive", "unsafe")}
-    order = sorted((path for path, names in problem.products.items() if names & doubtful), key=worth, reverse=True)
-    choices = [low.high.union(order[: number + 1]) for number in range(len(order))]
-    fewest = bisect_left(choices, True, key=lambda high: problem.evaluate(high).predicted_error <= limit)
-    if fewest < len(choices):
-        yield problem.evaluate(choices[fewest])

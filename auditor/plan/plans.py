@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -16,7 +17,6 @@ from ..records import Plan, Verification
 from ..resources import table
 from ..stages import tick
 from .modules import Modules, improve, with_reasons
-from .outputs import with_fewest_outputs
 from .problem import Problem
 from .recommend import gains
 from .search import WORTH, Candidate, Choice, choose, find_verified
@@ -70,7 +70,7 @@ class Planner:
             space, own, problem = self.spaces[name], self._chosen[name], self.spaces[name].problem
             others = (self._chosen[n] for n, each in self.spaces.items() if each.problem.format == problem.format)
             points = [problem.evaluate(other.high) for other in others]
-            points += with_fewest_outputs(problem, space.low, limit)
+            points += _with_fewest_outputs(problem, space.low, limit)
             better = [point for point in points if point.feasible and point.cost < (1 - WORTH) * own.cost]
             low = self._ran.get((name, space.low.high))
             if own == space.nothing and not better and low is not None and gains(low):
@@ -118,3 +118,24 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         memory=problem.memory(resolution),
         fp32_memory=problem.memory(problem.resolve(plain("fp32"))),
     )
+
+
+def _with_fewest_outputs(problem: Problem, low: Candidate, limit: float) -> Iterator[Candidate]:
+    """Yield one choice, if any has a predicted error within `limit`: everything in low precision, except outputs of the
+    fewest possible sensitive or unsafe products, chosen by squared error per output element."""
+
+    def error_per_element(path: str) -> float:
+        """Squared error of a function's products by their own rounding, per element of their outputs."""
+        names = problem.products[path]
+        known = [problem.contribution(name, problem.format) for name in names]
+        squares = sum(contribution.own**2 for contribution in known if contribution is not None)
+        elements = sum(problem.elements[name] for name in names)
+        return squares / max(elements, 1)
+
+    doubtful = {name for name, known in problem.verdicts.items() if known.verdict in ("sensitive", "unsafe")}
+    able = (path for path, names in problem.products.items() if names & doubtful)
+    order = sorted(able, key=error_per_element, reverse=True)
+    choices = [low.high.union(order[: number + 1]) for number in range(len(order))]
+    fewest = bisect_left(choices, True, key=lambda high: problem.evaluate(high).predicted_error <= limit)
+    if fewest < len(choices):
+        yield problem.evaluate(choices[fewest])

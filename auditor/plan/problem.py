@@ -25,7 +25,7 @@ from ..numerics.operations import operation
 from ..records import Capture, Contribution, MemoryUse, Node, Placeholder, Verdict
 from ..records.paths import FP32_OUTPUT, function_in, nearest_above, of_function
 from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, seconds, traffic_seconds
-from .outputs import cost_of, fails_by_inputs, products_of, without_effect
+from .outputs import fails_by_inputs, products_of, with_fp32_output, without_effect
 from .search import FORBIDDEN, Candidate, Energy
 
 ISLAND_SHARE = 0.003
@@ -307,7 +307,11 @@ class Problem:
         return self.resolve(choice_keeping(self.forced_fp32, self.format))
 
     exceptions = cached_property(find_exceptions)
-    products = cached_property(products_of)
+
+    @cached_property
+    def products(self) -> Mapping[str, frozenset[str]]:
+        """{path of a function that can have FP32 output: its matrix products}."""
+        return products_of(self.capture, self.kept_formats)
 
     def variable(self, name: str) -> str:
         """Path of the module, or of the function in a module (see paths.function_in), that sets a node's precision."""
@@ -384,7 +388,7 @@ class Problem:
     def _figures_of(self, resolution: Resolution, name: str) -> tuple[float, float, float, float]:
         if name not in self.costs:
             return 0.0, self._price_of_stored(resolution, name), 0.0, 0.0
-        cost = cost_of(self, name, resolution)
+        cost = with_fp32_output(self.costs[name], resolution.nodes[name].factors, self.elements[name])
         fmt = timed_in(resolution, name)
         square = self.node_square(resolution, name)
         own = price(self.objective, cost, self.elements[name], fmt, self.device)

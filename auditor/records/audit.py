@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Annotated, Any
 
 from .decisions import Decisions
-from .folder import path_of, write
 from .generation import Generation
 from .graph import Node, Subject
 from .ledger import LedgerRow
@@ -117,7 +115,7 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """The result of an audit; reporters read it, and `plan.json` and `measurements.json` store it.
+    """The result of an audit, as data; reporters read it, and `plan.json` and `measurements.json` store it.
 
     live: the model and its batches; None if the audit was loaded from its files. programs: contents of exported
     programs, by file name.
@@ -183,69 +181,7 @@ class Audit:
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()
 
-    def __repr__(self) -> str:
-        """A summary of the audit in a few lines."""
-        from ..report.reporters import summary
-
-        return summary(self)
-
     @property
     def plan(self) -> Plan | None:
         """The recommended plan; None if the audit recommends FP32."""
         return self.plans.get(self.recommended or "")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The contents of `plan.json`: decisions and their reasons."""
-        from ..document.codec import to_plan
-
-        return to_plan(self)
-
-    def to_measurements(self) -> dict[str, Any]:
-        """The contents of `measurements.json`: measurements of every operation, parameter and module."""
-        from ..document.codec import to_measurements
-
-        return to_measurements(self)
-
-    def texts(self, directory: str | Path) -> dict[str, str | bytes]:
-        """The contents of all files that `save` writes into the directory, by file name; programs as bytes."""
-        from ..artefact.emit import emit
-        from ..artefact.libraries import applicable, files_of
-        from ..document.codec import texts
-        from ..report.reporters import WRITTEN
-
-        result: dict[str, str | bytes] = {
-            **texts(self),
-            **{name: made(self) for name, made in WRITTEN.items()},
-            **{name: text for plan in self.quantized_plans for name, text in files_of(self, plan).items()},
-            **self.programs,
-        }
-        if self.live is not None:
-            how = Path(directory), self.structure, applicable(self)
-            result["patched_model.py"] = emit(self.live.origin, self.parameters, self.plans, self.recommended, *how)
-        return {name: result[name] for name in (*FILES, *result) if name in result}
-
-    def save(self, directory: str | Path, *, onnx: bool | str = False) -> tuple[Path, ...]:
-        """Write report.html, plan.json, measurements.json, patched_model.py, findings.sarif, programs, and plans of
-        quantization schemes for other libraries; returns the paths.
-
-        onnx: write an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in
-        the plan's format. All files of an older audit are replaced at once; other files in the directory are kept, and
-        patched_model.py too if the audit was loaded from files. Raises: AuditorError(slug="bad-output") if writing
-        fails, "missing-onnx" or "no-program" if ONNX is impossible.
-        """
-        if onnx:
-            from ..graphs.onnxfile import with_onnx
-
-            return with_onnx(self, "fp32" if onnx is True else onnx).save(directory)
-        from ..document.read import programs_in
-
-        folder = path_of(directory, "the directory to save into")
-        quantized = (str(file.relative_to(folder)) for file in folder.glob("quantized/*/*_config.*"))
-        return write(folder, self.texts(folder), (*programs_in(folder), *quantized))
-
-    def _repr_html_(self) -> str:
-        """The audit's summary as HTML, which a notebook shows."""
-        from ..report.blocks import html
-        from ..report.reporters import overview
-
-        return f"<div>{html(overview(self))}</div>\n"

@@ -349,20 +349,6 @@ class Plan:
         FileField("exception of the patched model on the audit's CPU, without emulation; `null`: none, or not tried"),
     ] = None
 
-    def __repr__(self) -> str:
-        """The plan in a few lines: its evidence, its gain, and what it keeps in FP32."""
-        from ..report.blocks import to_terminal
-        from ..report.plans import about_plan
-
-        return to_terminal(about_plan(self), 100, False).rstrip()
-
-    def _repr_html_(self) -> str:
-        """The same as HTML, which a notebook shows."""
-        from ..report.blocks import html
-        from ..report.plans import about_plan
-
-        return f"<div>{html(about_plan(self))}</div>\n"
-
     @property
     def measured_error(self) -> float | None:
         """Error of the patched model in the worst batch; None if the model was not run, failed, or gave Inf or NaN."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from ..records import folder
 from ..records.written import plain
 
 Series = list[float | None]
@@ -302,10 +299,3 @@ class Rehearsal:
     def to_dict(self) -> dict[str, Any]:
         """All results as plain data, with Inf and NaN as text."""
         return {"format_version": 1, **plain(asdict(self))}
-
-    def save(self, directory: str | Path) -> tuple[Path, ...]:
-        """Write rehearsal.json and rehearsal.html. Raises: AuditorError(slug="bad-output")."""
-        from ..report.rehearsal import render
-
-        texts = {"rehearsal.json": json.dumps(self.to_dict(), indent=1) + "\n", "rehearsal.html": render(self)}
-        return folder.write(folder.path_of(directory, "directory"), texts)

@@ -225,10 +225,11 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
     from auditor.flow import run
     from auditor.loading import load
     from auditor.loading.importer import import_source
+    from auditor.results import Audit
     from auditor.settings import Settings
 
     (tmp_path / "net.py").write_text(SOURCE.format(dtype="bfloat16"), encoding="utf-8")
-    audit = run(load(f"{tmp_path / 'net.py'}:Net"), Settings(command="", device="cpu"))
+    audit = Audit.of(run(load(f"{tmp_path / 'net.py'}:Net"), Settings(command="", device="cpu")))
     assert all(plan.is_verified for plan in audit.plans.values())
     audit.save(tmp_path / "files")
     patched = import_source("patched_model", tmp_path / "files" / "patched_model.py")

@@ -14,9 +14,9 @@ BANDS: dict[str, tuple[str, ...]] = {
     "nouns": ("records", "numerics", "offload"),
     "engine": ("isolation", "capture", "loading", "criteria", "artefact", "execution"),
     "evidence": ("measure", "rulebook"),
-    "plans": ("settings", "score", "verify", "plan", "generation", "graphs", "training", "rehearsal"),
+    "plans": ("score", "settings", "verify", "plan", "generation", "graphs", "training", "rehearsal"),
     "telling": ("document", "snippets", "report"),
-    "entry": ("asked", "progress", "flow", "api", "fleet", "cli"),
+    "entry": ("asked", "progress", "flow", "results", "api", "fleet", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 
@@ -46,17 +46,14 @@ def room(module: str) -> str:
 
 
 @cache
-def imports(lazy: bool = False) -> nx.DiGraph:
-    """Module -> module, by what runs when a module is imported; with `lazy`, by what runs inside functions too.
-
-    What is imported for the type checker alone counts in neither.
-    """
+def imports() -> nx.DiGraph:
+    """Module -> module, by every import: of the module, inside its functions, and for the type checker alone."""
     known = modules()
     graph = nx.DiGraph()
     graph.add_nodes_from(known)
     for name, file in known.items():
         package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-        for statement in _imports(tree(name), lazy):
+        for statement in _imports(tree(name)):
             for target in _targets(statement, [part for part in package if part], known):
                 if target != name:
                     graph.add_edge(name, target)
@@ -72,14 +69,8 @@ def rooms() -> nx.DiGraph:
     return graph
 
 
-def _imports(within: ast.AST, lazy: bool) -> Iterator[ast.ImportFrom]:
-    for node in ast.iter_child_nodes(within):
-        if isinstance(node, ast.ImportFrom):
-            yield node
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        elif lazy or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _imports(node, lazy)
+def _imports(module: ast.Module) -> Iterator[ast.ImportFrom]:
+    return (node for node in ast.walk(module) if isinstance(node, ast.ImportFrom))
 
 
 def _targets(statement: ast.ImportFrom, package: list[str], known: dict[str, Path]) -> Iterator[str]:

@@ -73,6 +73,7 @@ def reported(monkeypatch, here) -> Stages:
 def stages(monkeypatch, reported) -> Stages:
     """The stand-in with reporters that say nothing, for as much of an audit as the command line touches."""
     reported.audit = None
+    monkeypatch.setattr("auditor.results.Audit.of", lambda audit: audit)
     monkeypatch.setattr("auditor.report.reporters.next_step", lambda audit, directory: "as is")
     monkeypatch.setattr("auditor.report.reporters.text", lambda audit, **_: "rendered by text\n")
     for name in set(REPORTERS) - {"json"}:

@@ -26,12 +26,13 @@ from auditor.document.codec import (
     to_measurements,
     to_plan,
 )
-from auditor.document.read import ALONE, load
+from auditor.document.read import ALONE
 from auditor.document.reference import objects, with_tables
 from auditor.records import Audit, Environment, Finding, FlaggedRegion, NodeReport, Plan, Verification, Weight
 from auditor.records.training import Training
 from auditor.records.written import plain
 from auditor.report.reporters import REPORTERS
+from auditor.results import load
 from tests.support.documents import records
 from tests.support.replaying import Model
 from tests.unit.report.factory import AUDITS, make_audit

@@ -30,10 +30,10 @@ from auditor.plan.costs import Cost, quantized_seconds
 from auditor.plan.quantized import QuantizedPlans
 from auditor.plan.search import MARGIN
 from auditor.plan.unseen import bound_of
-from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedPlan
 from auditor.report.quantization import _remedy
 from auditor.report.reporters import html, text
+from auditor.results import Audit
 from auditor.settings import Settings
 from auditor.snippets import snippet
 from tests.support.quantizing import by_hand, change
@@ -83,7 +83,7 @@ def audited(model: nn.Module, x: Tensor, *held_out: Tensor, **settings: object) 
     asked = {"strategies": "cast", "quick": True, "max_error": 0.05, **settings}
     subject = from_object(model, x, {})
     others = tuple(((y,), {}) for y in held_out)
-    return run(replace(subject, held_out=others), validate(Settings, asked))
+    return Audit.of(run(replace(subject, held_out=others), validate(Settings, asked)))
 
 
 def plan(found: Audit, name: str) -> QuantizedPlan:

@@ -18,14 +18,14 @@ from auditor.records import (
     NodeError,
     NodeReport,
     Origin,
-    Plan,
     Reason,
     ScopeChoice,
     Subject,
     Verdict,
     Verification,
 )
-from auditor.records.audit import Audit, Environment, Provenance
+from auditor.records.audit import Environment, Provenance
+from auditor.results import Audit, Plan
 
 HOSTILE = "</script><script>alert(1)</script>\"'`|\n::error::pwned%<img src=x onerror=alert(2)>\x1b[31m"
 ADVICE = """
