@@ -9,10 +9,10 @@ from torch import nn
 
 from .capture.emulation import emulate as emulate
 from .document.live import apply as apply
-from .document.read import load as load
 from .document.read import load_plan as load_plan
-from .records import Audit as Audit
-from .rehearsal.rehearse import rehearse as rehearse
+from .results import Audit as Audit
+from .results import load as load
+from .results import rehearse as rehearse
 from .snippets import snippet as snippet
 
 __version__: str

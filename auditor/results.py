@@ -7,11 +7,11 @@ the same fields; everything below takes the records.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
-from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from . import records
 from .artefact.emit import emit
@@ -25,6 +25,9 @@ from .report import reporters
 from .report.blocks import html, to_terminal
 from .report.plans import about_plan
 from .report.rehearsal import render
+
+Given = ParamSpec("Given")
+Shown = TypeVar("Shown", "Audit", "Rehearsal")
 
 PLAN_WIDTH = 100
 """Maximum number of characters in a line of a printed plan."""
@@ -125,14 +128,19 @@ class Rehearsal(rehearsed.Rehearsal):
         return folder.write(folder.path_of(directory, "directory"), texts)
 
 
-@wraps(read.load)
-def load(directory: str | PathLike[str]) -> Audit:
-    return Audit.of(read.load(directory))
+def _showing(function: Callable[Given, Any], shown: type[Shown]) -> Callable[Given, Shown]:
+    """The function, with the same arguments, returning its record as one that shows itself."""
+
+    @wraps(function)
+    def returning(*args: Given.args, **options: Given.kwargs) -> Shown:
+        result: Shown = shown.of(function(*args, **options))
+        return result
+
+    return returning
 
 
-@wraps(rehearsing.rehearse)
-def rehearse(*args: Any, **options: Any) -> Rehearsal:
-    return Rehearsal.of(rehearsing.rehearse(*args, **options))
+load = _showing(read.load, Audit)
+rehearse = _showing(rehearsing.rehearse, Rehearsal)
 
 
 def _fields(record: Any) -> dict[str, Any]:
