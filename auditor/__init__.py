@@ -14,7 +14,7 @@ _API = {
     "audit": "api",
     "Audit": "results",
     "apply": "document.live",
-    "emulate": "capture.emulation",
+    "emulate": "emulation.emulate",
     "load": "results",
     "load_plan": "document.read",
     "rehearse": "results",

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .capture.emulation import emulate as emulate
 from .document.live import apply as apply
 from .document.read import load_plan as load_plan
+from .emulation.emulate import emulate as emulate
 from .results import Audit as Audit
 from .results import load as load
 from .results import rehearse as rehearse

@@ -14,8 +14,8 @@ from torch import nn
 
 from auditor import emulate
 from auditor.capture.capture import capture
-from auditor.capture.emulation import Emulation
-from auditor.capture.regions import Region
+from auditor.emulation.emulate import Emulation
+from auditor.emulation.regions import Region
 from auditor.loading import load
 from auditor.records import Batch
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
@@ -163,7 +163,7 @@ def cost(name: str) -> Row:
 
 
 def _operations(model: nn.Module, args: tuple[Any, ...]) -> int:
-    from auditor.capture.intercept import intercept
+    from auditor.emulation.intercept import intercept
 
     with torch.no_grad(), intercept(_Counting()):
         model(*args)

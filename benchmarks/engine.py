@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from auditor.capture.capture import capture
-from auditor.capture.emulation import emulate
+from auditor.emulation.emulate import emulate
 from auditor.isolation import in_eval
 from auditor.isolation.answer import answer
 from auditor.loading import from_object

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.runtime import DTYPES
-from auditor.capture.emulation import emulate
+from auditor.emulation.emulate import emulate
 from auditor.numerics.casting import round_to
 from auditor.records import Objective, Subject
 from benchmarks.trained_models import sentence_encoder

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ..emulation.regions import Region
 from ..numerics.entries import over_tensors
 from ..numerics.nodes import op_name, operation_of, tensors_in
 from ..records import Batch, Call, Made
-from .regions import Region
 from .source import SourceLine
 
 _aten = torch.ops.aten

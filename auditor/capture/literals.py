@@ -12,16 +12,16 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
+from ..emulation.emulate import Emulation
+from ..emulation.regions import Region
 from ..errors import let_through
 from ..isolation.answer import from_the_start, lowered_batch, stored_in
 from ..numerics.formats import FORMATS, Format, dtype_name
 from ..numerics.nodes import op_name
 from ..records import Batch, Capture, Literals
 from .builder import Recording
-from .emulation import Emulation
 from .paths import align
 from .record import record
-from .regions import Region
 
 ByNode = dict[str, Literals]
 T = TypeVar("T")

@@ -11,6 +11,8 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ..emulation.intercept import Handler, intercept
+from ..emulation.regions import Region, entered_at
 from ..isolation.draws import Draw, draw_of, drew, may_draw
 from ..isolation.members import named_modules
 from ..isolation.outputs import NamedTensors, tensor_outputs
@@ -31,9 +33,7 @@ from .functional import (
     with_defaults,
     written_arguments,
 )
-from .intercept import Handler, intercept
 from .made import made_of
-from .regions import Region, entered_at
 from .source import written_at
 from .values import Values
 from .views import ALIAS, View, shares_memory

@@ -62,8 +62,8 @@ class Rehearse(WithTarget):
     def run(self, progress: Display) -> None:
         """Run a training step in several recipes; write the result and print it."""
         from .. import results
-        from ..capture.emulation import scaled_as_on_cuda
-        from ..capture.regions import written_as_meant
+        from ..emulation.emulate import scaled_as_on_cuda
+        from ..emulation.regions import written_as_meant
         from ..loading.target import call, import_target, named_in, parse, user_code
         from ..rehearsal import rehearse
         from ..rehearsal.loops import find_step, with_trainer

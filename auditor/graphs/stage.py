@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..artefact.strategies import GRAPHS
-from ..capture.emulation import as_on
+from ..emulation.emulate import as_on
 from ..errors import MeasureError, PlanError, first_line, let_through
 from ..execution.execute import Executor
 from ..execution.policy import Policy, plain

@@ -20,8 +20,8 @@ from types import FrameType, ModuleType
 from typing import Any, TypeVar
 from zipfile import ZipFile, is_zipfile
 
-from ..capture.regions import written_as_meant
 from ..capture.source import Place, kind_of, line_of
+from ..emulation.regions import written_as_meant
 from ..errors import CallbackError, LoadError, describe, first_line, let_through, origin_of, printable
 from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute

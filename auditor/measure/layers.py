@@ -15,10 +15,10 @@ from torch import nn
 
 from .. import offload
 from ..artefact.configs import torchao_code
-from ..capture.intercept import Handler, intercept
-from ..capture.regions import Region
 from ..criteria.margins import Form
 from ..criteria.measure import Criteria, names_of
+from ..emulation.intercept import Handler, intercept
+from ..emulation.regions import Region
 from ..isolation.answer import answer
 from ..isolation.members import named_tensors
 from ..isolation.process import quietly

@@ -15,9 +15,9 @@ import torch
 
 from ..artefact.emit import emit
 from ..artefact.strategies import SHIPPED
-from ..capture.emulation import Emulation
-from ..capture.intercept import intercept
 from ..capture.paths import path_of, usable
+from ..emulation.emulate import Emulation
+from ..emulation.intercept import intercept
 from ..execution.execute import Executor
 from ..execution.policy import Policy, plain
 from ..isolation.answer import answer

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..capture.emulation import Emulation
-from ..capture.regions import Region
+from ..emulation.emulate import Emulation
+from ..emulation.regions import Region
 from ..isolation.tensors import memory, plain_torch, written_by
 from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.formats import is_low

@@ -16,8 +16,8 @@ from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from ..capture.regions import region_now
 from ..capture.source import kind_of, line_of, written_at
+from ..emulation.regions import region_now
 from ..isolation.tensors import plain_torch
 from ..numerics.entries import entries, tensors_in
 from .result import StepFinding

@@ -19,9 +19,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..artefact.applying import apply_plan
-from ..capture.emulation import Emulation, emulate, scaled_as_on_cuda
-from ..capture.intercept import intercept
-from ..capture.regions import clear_weight_casts, written_as_meant
+from ..emulation.emulate import Emulation, emulate, scaled_as_on_cuda
+from ..emulation.intercept import intercept
+from ..emulation.regions import clear_weight_casts, written_as_meant
 from ..errors import AuditorError, LoadError
 from ..isolation.members import without_wrappers
 from ..isolation.process import disable_compilers, ieee, process_state, reseed, swap_attribute

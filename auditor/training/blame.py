@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ..capture.calls import Calls
-from ..capture.emulation import Emulation
-from ..capture.regions import Region
 from ..capture.source import line_of, written_at
+from ..emulation.emulate import Emulation
+from ..emulation.regions import Region
 from ..isolation.tensors import plain_torch
 from ..numerics.entries import all_finite, entries, tensors_in
 from .replay import Step

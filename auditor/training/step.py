@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from ..artefact.applying import apply_plan
 from ..artefact.base import autocast_type, plan_table
 from ..capture.capture import capture
-from ..capture.emulation import emulate
 from ..capture.functional import PinnedDraw
-from ..capture.intercept import Handler, intercept
+from ..emulation.emulate import emulate
+from ..emulation.intercept import Handler, intercept
 from ..errors import CaptureError, LoadError, let_through
 from ..execution.policy import PrecisionChoice, choice_from_scopes, plain
 from ..isolation import isolate

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..capture.emulation import as_on
 from ..capture.source import raised_at
+from ..emulation.emulate import as_on
 from ..errors import AuditorError, describe, first_line, let_through, out_of_memory
 from ..isolation import isolate
 from ..isolation.answer import answer, copy_batch

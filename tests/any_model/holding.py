@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.emulation import as_on
+from auditor.emulation.emulate import as_on
 from auditor.isolation import in_eval
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import cli
-from auditor.capture.emulation import as_on
+from auditor.emulation.emulate import as_on
 from auditor.errors import AuditorError
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error

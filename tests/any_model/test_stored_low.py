@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.emulation import as_on
+from auditor.emulation.emulate import as_on
 from auditor.errors import AuditorError
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error

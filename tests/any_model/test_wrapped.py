@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
 import auditor
-from auditor.capture.emulation import as_on
+from auditor.emulation.emulate import as_on
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Call, Net, around, drawn, held

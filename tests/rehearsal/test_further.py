@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import auditor
-from auditor.capture.emulation import emulate
+from auditor.emulation.emulate import emulate
 from auditor.errors import LoadError
 from auditor.rehearsal.ranks import mean_gradient, shard
 from auditor.rehearsal.rehearse import remedies_for

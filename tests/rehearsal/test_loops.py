@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import auditor
-from auditor.capture.emulation import emulate
 from auditor.cli import main
+from auditor.emulation.emulate import emulate
 from auditor.errors import LoadError
 from auditor.rehearsal.loops import LightningStep, TrainerStep
 from tests.rehearsal.cases import classes, mlp

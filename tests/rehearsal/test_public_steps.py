@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.capture.emulation import emulate, scaled_as_on_cuda
+from auditor.emulation.emulate import emulate, scaled_as_on_cuda
 from tests.rehearsal.cases import Made, Way
 from tests.rehearsal.public_steps import STEPS
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import auditor
-from auditor.capture.emulation import Emulation
+from auditor.emulation.emulate import Emulation
 from tests.rehearsal.cases import classes, mlp, plain, rehearsed
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import auditor
-from auditor.capture.emulation import emulate
+from auditor.emulation.emulate import emulate
 from tests.rehearsal.cases import classes
 
 Step = Callable[[Any, Any], Any]

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "auditor"
 BANDS: dict[str, tuple[str, ...]] = {
     "ground": ("errors", "resources", "stages", "processes"),
     "nouns": ("records", "numerics", "offload"),
-    "engine": ("isolation", "capture", "loading", "criteria", "artefact", "execution"),
+    "engine": ("isolation", "emulation", "capture", "loading", "criteria", "artefact", "execution"),
     "evidence": ("measure", "rulebook"),
     "plans": ("score", "settings", "verify", "plan", "generation", "graphs", "training", "rehearsal"),
     "telling": ("document", "snippets", "report"),

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 import auditor
 from auditor.artefact.strategies import SHIPPED
-from auditor.capture.emulation import Emulation
+from auditor.emulation.emulate import Emulation
 from auditor.errors import PlanError
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy

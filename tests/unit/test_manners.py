@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.emulation import _emulating
+from auditor.emulation.emulate import _emulating
 from auditor.errors import AuditorError
 from auditor.records import ScopeChoice
 from auditor.report import reporters

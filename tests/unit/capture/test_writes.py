@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from auditor.capture.intercept import Handler, intercept
+from auditor.emulation.intercept import Handler, intercept
 from auditor.errors import CaptureError
 from auditor.isolation import isolate
 from tests.support.replaying import Model, kinds, linear, operations, replayed

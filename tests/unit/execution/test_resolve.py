@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
-from auditor.capture.emulation import emulate
+from auditor.emulation.emulate import emulate
 from auditor.execution.beside import scopes_of
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy, choice_from_scopes, choice_keeping, plain

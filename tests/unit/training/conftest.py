@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.emulation import emulate
+from auditor.emulation.emulate import emulate
 from auditor.records.audit import Audit
 from auditor.records.training import Training
 

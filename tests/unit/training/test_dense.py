@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from auditor.capture.emulation import emulate
+from auditor.emulation.emulate import emulate
 from auditor.training.objective import training_subject
 from auditor.training.stage import prepare
 

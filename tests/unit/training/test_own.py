@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.emulation import emulate
+from auditor.emulation.emulate import emulate
 from auditor.isolation import in_training
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from auditor.api import audit
-from auditor.capture.emulation import emulate
+from auditor.emulation.emulate import emulate
 from auditor.errors import AuditorError
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, underflow_share

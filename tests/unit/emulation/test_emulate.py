@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 import auditor
-from auditor.capture.emulation import Emulation, Endless, scaled_as_on_cuda
-from auditor.capture.regions import Region
+from auditor.emulation.emulate import Emulation, Endless, scaled_as_on_cuda
+from auditor.emulation.regions import Region
 from auditor.errors import MeasureError
 from auditor.numerics.kernels import UnsupportedInFormat
 from tests.support.capturing import Function

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from auditor.capture.regions import Region, entered_at, one_stack, region_now, written_as_meant
+from auditor.emulation.regions import Region, entered_at, one_stack, region_now, written_as_meant
 from tests.support.capturing import Function
 from tests.support.subjects import capture_of
 
