@@ -36,8 +36,6 @@ demo: $(VENV)/.installed ## Audit an example and say where the report is
 	$(BIN)/python -m auditor $(EXAMPLE) --fail-on never
 
 docs: $(VENV)/.installed ## Rewrite the documents that are generated
-	$(BIN)/python -m auditor rules --format md > docs/rules.md.new
-	mv docs/rules.md.new docs/rules.md
 	$(BIN)/python -m auditor.document.reference docs
 	$(BIN)/python -m tests.docs.options
 	$(BIN)/python -m tests.docs.draw_architecture

@@ -83,20 +83,17 @@ class Explain(Verb):
 
 
 class Rules(Verb):
-    """List all rules: one per line, as JSON, or as one Markdown document."""
+    """List all rules: one per line, or as JSON."""
 
     takes = ("format", "rules")
     examples = (
         ("rules", "one line for each rule"),
-        ("rules --format md > rules.md", "all rules as a document"),
+        ("rules --rules our_rules", "also the rules of a directory of your own"),
     )
-    format: Annotated[str, Option(choices=lambda: ("text", "json", "md"))] = "text"
-    """format of the output"""
+    format: TextOrJson = "text"
 
     def run(self, progress: Display) -> None:
-        if self.format == "md":
-            say(explain.reference(self.rulebook))
-        elif self.format == "json":
+        if self.format == "json":
             say(json.dumps([explain.as_data(rule) for rule in self.rulebook], indent=2) + "\n")
         else:
             rows = (f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}\n" for rule in self.rulebook)

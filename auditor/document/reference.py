@@ -14,6 +14,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from ..records.audit import FORMAT_VERSION
 from ..records.written import NOT_FINITE
 from ..resources import table
+from ..rulebook.explain import pages
+from ..rulebook.load import load_rules
 from .codec import MEASUREMENTS, PLAN, adapter
 
 _TABLE = re.compile(r"(?P<start><!-- fields: (?P<name>[^\n]+?) -->\n).*?(?P<end><!-- end of fields -->)", re.DOTALL)
@@ -119,12 +121,16 @@ def _named_in(fields: Any, records: Mapping[str, Any]) -> set[str]:
 
 
 def main(directory: Path) -> None:
-    """Rewrite plan.schema.json and measurements.schema.json, and the tables of plan-json.md and emulation.md in place."""
+    """Rewrite plan.schema.json and measurements.schema.json, the pages about rules, and the tables of plan-json.md and
+    emulation.md in place."""
     for name, rewritten in (("plan-json.md", with_tables), ("emulation.md", with_exceptions)):
         page = directory / name
         page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
     for file in (PLAN, MEASUREMENTS):
         (directory / file.replace(".json", ".schema.json")).write_text(json_schema(file), encoding="utf-8")
+    (directory / "rules").mkdir(exist_ok=True)
+    for name, text in pages(load_rules()).items():
+        (directory / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Renders rules as Markdown or JSON data: one rule, or all rules with the table of facts."""
+"""Renders rules as Markdown or JSON data: one rule, or a page for each family, with an index and the table of facts."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 from .conditions import COMPARISONS, describe
@@ -15,7 +14,7 @@ from .rule import Chain, Example, Match, Rule
 _HEAD = """\
 # Rules
 
-`make docs` generates this page from the files under `rules/`. A rule describes code that often fails in a format, and
+`make docs` generates this page, and a page for each family of rules, from the files under `rules/`. A rule describes code that often fails in a format, and
 the remedy. The measurement tests whether the code fails in your model. Codes are never reused. How to select rules and
 add your own: [own-rules.md](own-rules.md).
 """
@@ -89,20 +88,40 @@ def _diagram(chain: Chain, match: Match) -> str:
     return f"operations in a chain, ignoring reshapes and casts: {paths}, where {nodes} (`?`: optional)"
 
 
-def reference(rules: Sequence[Rule]) -> str:
-    """Markdown: an overview, every rule by family, and the table of facts."""
-    families = [
-        "\n".join([f"## {family.capitalize()}\n", *(re.sub(r"(?m)^(#+) ", r"##\1 ", explain(rule)) for rule in group)])
-        for family, group in groupby(sorted(rules, key=lambda rule: (rule.family, rule.code)), lambda rule: rule.family)
-    ]
-    columns = ("name", "family", "severity", "confidence")
-    each = ((rule, [getattr(rule, name) for name in columns], ", ".join(rule.formats)) for rule in rules)
-    rows = ((f"[{rule.code}](#{rule.code.lower()}-{rule.name})", *words, formats) for rule, words, formats in each)
-    overview = _table(("code", *columns, "formats"), rows)
-    allowed = ((kind, ", ".join(f"`{name}`" for name in names)) for kind, names in COMPARISONS.items())
-    facts = ((f"`{name}`", fact.type, fact.unit, fact.meaning) for name, fact in FACTS.items())
-    tables = _table(("type of fact", "comparisons"), allowed), _table(("fact", "type", "unit", "meaning"), facts)
-    return "\n".join([_HEAD, overview, *families, _FACTS_HEAD, *tables])
+def pages(rules: Sequence[Rule]) -> dict[str, str]:
+    """Markdown by file name: `rules.md`, with a line for every rule and the table of facts, and `rules/FAMILY.md`, with
+    all about the rules of one family."""
+    families: dict[str, list[Rule]] = {}
+    for rule in sorted(rules, key=lambda rule: (rule.family, rule.code)):
+        families.setdefault(rule.family, []).append(rule)
+    index = [_HEAD]
+    result: dict[str, str] = {}
+    for family, members in families.items():
+        file = f"rules/{family}.md"
+        result[file] = _family_page(family, members)
+        index.append(_family_table(family, members, file))
+    allowed = [(kind, ", ".join(f"`{name}`" for name in names)) for kind, names in COMPARISONS.items()]
+    facts = [(f"`{name}`", fact.type, fact.unit, fact.meaning) for name, fact in FACTS.items()]
+    index.append(_FACTS_HEAD)
+    index.append(_table(("type of fact", "comparisons"), allowed))
+    index.append(_table(("fact", "type", "unit", "meaning"), facts))
+    return {"rules.md": "\n".join(index), **result}
+
+
+def _family_page(family: str, rules: Sequence[Rule]) -> str:
+    """All about the rules of a family, with every heading of `explain` one level lower."""
+    about = [re.sub(r"(?m)^(#+) ", r"#\1 ", explain(rule)) for rule in rules]
+    return "\n".join([f"# Rules: {family}\n", "[All rules](../rules.md)\n", *about])
+
+
+def _family_table(family: str, rules: Sequence[Rule], file: str) -> str:
+    """A table with a line for every rule of a family, under a heading; each line leads to the family's page."""
+    columns = ("name", "severity", "confidence")
+    rows = []
+    for rule in rules:
+        link = f"[{rule.code}]({file}#{rule.code.lower()}-{rule.name})"
+        rows.append((link, *(getattr(rule, name) for name in columns), ", ".join(rule.formats)))
+    return f"## {family.capitalize()}\n\n" + _table(("code", *columns, "formats"), rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -19,7 +19,7 @@ from auditor.cli import VERBS, parser
 from auditor.document.codec import texts
 from auditor.document.reference import main as write_reference
 from auditor.report import model_explorer
-from auditor.rulebook.explain import reference
+from auditor.rulebook.explain import pages
 from auditor.rulebook.facts import EACH
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
@@ -86,11 +86,14 @@ def test_every_entry_says_what_it_means_and_what_to_do():
         assert len(body.split(". ")) >= 2 or len(body.splitlines()) >= 2, body
 
 
-# docs/rules.md against the rules and the facts it is generated from.
+# docs/rules.md and docs/rules/ against the rules and the facts they are generated from.
 
 
-def test_committed_file_is_up_to_date():
-    assert text("rules.md") == reference(load_rules()), "run `make docs`"
+def test_committed_pages_are_up_to_date(root):
+    written = pages(load_rules())
+    assert {name: text(name) for name in written} == written, "run `make docs`"
+    committed = {f"rules/{file.name}" for file in (root / "docs" / "rules").iterdir()}
+    assert committed == written.keys() - {"rules.md"}
 
 
 def test_the_rule_shown_to_those_who_write_their_own_is_one(tmp_path):

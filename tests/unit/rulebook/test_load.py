@@ -9,7 +9,7 @@ import torch
 
 from auditor.errors import AuditorError
 from auditor.rulebook.conditions import Condition
-from auditor.rulebook.explain import as_data, explain, reference
+from auditor.rulebook.explain import as_data, explain, pages
 from auditor.rulebook.load import load_rules, spread
 from auditor.rulebook.patterns import Matcher
 from auditor.rulebook.rule import Chain, ChainNode, Example, Match, facts_shown, fill_message, without
@@ -88,19 +88,21 @@ def test_a_directory_without_rules_is_refused(tmp_path: Path) -> None:
         load_rules([tmp_path])
 
 
-def test_two_families_in_one_document(tmp_path: Path) -> None:
+def test_each_family_has_a_page_that_the_index_leads_to(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, family="early", stem="ABC001-bad-thing")
-    text = reference(load_rules([tmp_path]))
-    headings = re.findall(r"(?m)^(##?) ([A-Z].+)$", text)
+    written = pages(load_rules([tmp_path]))
+    assert [*written] == ["rules.md", "rules/early.md", "rules/tests.md"]
+    headings = re.findall(r"(?m)^(##?) ([A-Z].+)$", written["rules.md"])
     assert headings == [("#", "Rules"), *(("##", name) for name in ("Early", "Tests", "Facts"))]
-    # The overview is by code, and each line leads to a heading two levels below its family's.
-    rows = re.findall(r"(?m)^\| \[(\w+)\]\(#([\w-]+)\) \| bad-thing \| (\w+) \|", text)
-    assert rows == [("ABC001", "abc001-bad-thing", "early"), ("TST001", "tst001-bad-thing", "tests")]
-    for code in ("ABC001", "TST001"):
-        assert f"\n### {code}: bad-thing\n" in text
-    assert text.index("### ABC001") < text.index("## Tests") < text.index("### TST001")
-    assert "\n#### What it looks for\n" in text
+    rows = re.findall(r"(?m)^\| \[(\w+)\]\((\S+)#([\w-]+)\) \| bad-thing \|", written["rules.md"])
+    assert rows == [
+        ("ABC001", "rules/early.md", "abc001-bad-thing"),
+        ("TST001", "rules/tests.md", "tst001-bad-thing"),
+    ]
+    for code, file, _ in rows:
+        assert f"\n## {code}: bad-thing\n" in written[file]
+        assert "\n### What it looks for\n" in written[file]
 
 
 # The form of a rule file: what becomes a rule, and what is refused, by file, line and key.
