@@ -242,7 +242,7 @@ class Policy(Semantics):
         precisions, above, excepting = dict[str, str](), dict[str, str | None](), {*self._keep, *self._fp32_output}
         for owner, callers in self.layout.callers.items():
             precision = self._assigned[owner]
-            outer = {self._assigned.get(path) for path in callers}  # None outside the root
+            outer = {None if path is None else self._assigned[path] for path in callers}
             if outer != {precision} or (owner in excepting and precision != "fp32"):
                 precisions[owner], above[owner] = precision, outer.pop() if len(outer) == 1 else "input"
         handed_low: set[str] = set()
