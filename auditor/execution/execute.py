@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import torch
@@ -167,7 +168,10 @@ class Executor(fx.Interpreter):
         self.env, before = dict[fx.Node, Any](), self.before or Run({}, self.semantics)
         handed = dict(zip(self.graph.find_nodes(op="placeholder"), inputs, strict=True))
         known, again = before.values, {*before.stale, *self.semantics.differing_nodes(before.semantics)}
-        pending = [n for n in self.graph.nodes if n.name in again or n.name not in known or n.op == "output"]
+        names = self._by_name.keys()
+        due = {*(names - known.keys()), *(names & again), self.graph.output_node().name}
+        pending = [self._by_name[name] for name in due]
+        heapify(pending)
         queued = {*pending}
         while pending:
             self.at = n = heappop(pending)
@@ -180,6 +184,11 @@ class Executor(fx.Interpreter):
             yield n, result
             for source in self.user_to_last_uses.get(n, ()):
                 self.env.pop(source, None)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, fx.Node]:
+        """{name: node} of the graph."""
+        return {n.name: n for n in self.graph.nodes}
 
     def run_node(self, n: fx.Node) -> Any:
         """Compute the result of one node."""

@@ -217,11 +217,12 @@ class Policy(Semantics):
         of_functions = precision_of if isinstance(precision_of, PrecisionChoice) else PrecisionChoice(precision_of)
         self._keep, self._fp32_output = of_functions.keep, of_functions.fp32_output
         owners, self._assigned = self.layout.owners, dict[str, str]()
-        for owner in owners:  # a shared module is FP32 if any of its paths is
-            others = capture.aliases.get(owner, ())
-            paths = (owner, *(nearest(path, frozenset(owners)) or "" for path in others)) if others else (owner,)
-            asked = [of_functions.precision(path) for path in paths]
-            self._assigned[owner] = "fp32" if "fp32" in asked else asked[0]
+        for owner in owners:
+            self._assigned[owner] = of_functions.precision(owner)
+        for owner in capture.aliases.keys() & self._assigned.keys():  # a shared module is FP32 if any of its paths is
+            paths = [nearest(path, frozenset(owners)) or "" for path in capture.aliases[owner]]
+            if any(of_functions.precision(path) == "fp32" for path in paths):
+                self._assigned[owner] = "fp32"
         self.wrapped = self._boundaries()
         self._keeping = {path: boundary.keep for path, boundary in self.wrapped.items() if boundary.keep}
         low = {owner for owner, precision in self._assigned.items() if precision != "fp32"}
@@ -306,6 +307,8 @@ class Policy(Semantics):
         if source not in self.capture.nodes and source not in self.layout.inputs:
             return ("fp32",) if self.keeps(reader) else ()
         left, entered = self.enclosing_calls(source), self.enclosing_calls(reader)
+        if left == entered:
+            return ()
         shared = 0
         while shared < min(len(left), len(entered)) and left[shared] == entered[shared]:
             shared += 1

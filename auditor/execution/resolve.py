@@ -21,11 +21,12 @@ from ..records import Capture, Literals, Node
 from .execute import Executor, Run, Semantics, ValueOf
 from .policy import Casts, Policy, plain
 
+_LOW = frozenset(name for name, row in FORMATS.items() if row.low)
+
 
 def is_low(name: str) -> bool:
     """Whether a format is a low-precision format; the name "" stands for discrete values."""
-    row = FORMATS.get(name)
-    return row is not None and row.low
+    return name in _LOW
 
 
 class NodeType(NamedTuple):
@@ -120,11 +121,16 @@ class Resolver:
 
 
 class _Kind(NamedTuple):
-    """A recorded result: its format, "" if discrete; whether it is a scalar (zero-dimensional), or complex."""
+    """What no policy changes about a node. format: of the recorded result, "" if discrete. scalar, complex: whether the
+    result is zero-dimensional, or complex. sources: the nodes among the arguments, in order; a node that occurs twice
+    counts twice. asks: whether an argument is a dtype.
+    """
 
     format: str = ""
     scalar: bool = False
     complex: bool = False
+    sources: tuple[fx.Node, ...] = ()
+    asks: bool = False
 
 
 class _InputFormats:
@@ -188,7 +194,7 @@ class _FormatSemantics(Semantics):
         if n.op == "output":
             return NodeType("", "", tuple(inputs.cast), tuple(inputs.rounded))
         casts = self.policy.casts(self.policy.capture.nodes[n.name])
-        asked = _asked_dtypes(n, casts.literals)
+        asked = _asked_dtypes(n, casts.literals) if self._kinds[n].asks else []
         target = self._autocast_target(n, casts, inputs, bool(asked))
         told = ""  # the format that the call asks for, unless autocast to low precision decides
         if asked and not (target is not None and target.low):
@@ -260,7 +266,7 @@ class _FormatSemantics(Semantics):
     def _floats(self, n: fx.Node, handed: Mapping[str, str]) -> list[tuple[str, bool]]:
         """(format, whether a scalar) of every floating-point argument; complex numbers count as FP32."""
         result = []
-        for source in _nodes_in((n.args, n.kwargs)):
+        for source in self._kinds[n].sources:
             kind = self._kinds[source]
             format = handed[source.name]
             if kind.complex and not format:
@@ -272,7 +278,7 @@ class _FormatSemantics(Semantics):
     def _complex_format(self, n: fx.Node, handed: Mapping[str, str]) -> str:
         """The format of a complex result: low precision if all inputs have one format with complex numbers on CUDA."""
         formats = set[str]()
-        for source in _nodes_in((n.args, n.kwargs)):
+        for source in self._kinds[n].sources:
             if handed[source.name] or self._kinds[source].complex:
                 formats.add(handed[source.name])
         if len(formats) != 1:
@@ -283,6 +289,8 @@ class _FormatSemantics(Semantics):
 
     def _is_refused(self, n: fx.Node, handed: Mapping[str, str]) -> bool:
         """Whether CUDA refuses the mixture of formats that the kernel's tensors have."""
+        if len({format for format in handed.values() if format}) < 2:
+            return False  # no mixture
         op = overload_of(n.target)
         if not facts_of(op).restricts_dtypes:
             return False
@@ -357,10 +365,12 @@ def _low_format(node: Node, resolution: Resolution) -> str | None:
 
 
 def _kind_of(n: fx.Node) -> _Kind:
+    sources = tuple(_nodes_in((n.args, n.kwargs)))
+    asks = any(isinstance(value, torch.dtype) for value in (*n.args, *n.kwargs.values()))
     value = next(iter(tensors_in(n.meta.get("val"))), None)
     if value is None:
-        return _Kind()
-    return _Kind(_name(value.dtype), value.dim() == 0, value.is_complex())
+        return _Kind(sources=sources, asks=asks)
+    return _Kind(_name(value.dtype), value.dim() == 0, value.is_complex(), sources, asks)
 
 
 def _moves(name: str) -> bool:

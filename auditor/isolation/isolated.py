@@ -246,6 +246,8 @@ def _write_slots(names: list[str], owner: Any, held: list[Any]) -> None:
 
 # These functions call methods of the base classes, since subclasses such as transformers' outputs refuse writes.
 def _read_dict(owner: dict[Any, Any]) -> list[Any]:
+    if type(owner) is dict:
+        return [*owner, *owner.values()]
     keys = list(_base(owner).__iter__(owner))
     return [*keys, *(dict.__getitem__(owner, key) for key in keys)]
 

@@ -50,7 +50,7 @@ def over_tensors(function: Callable[[torch.Tensor], Any], tree: T) -> T:
     if isinstance(tree, torch.Tensor):
         return function(tree)  # type: ignore[no-any-return]
     if kind is tuple or kind is list:
-        return kind(over_tensors(function, item) for item in tree)  # type: ignore[attr-defined, call-arg, no-any-return]
+        return kind([over_tensors(function, item) for item in tree])  # type: ignore[attr-defined, call-arg, no-any-return]
     if kind is dict:
         return {key: over_tensors(function, item) for key, item in tree.items()}  # type: ignore[attr-defined, return-value]
     return tree if kind in _PLAIN else pytree.tree_map_only(torch.Tensor, function, tree)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -393,9 +393,10 @@ def _dtypes(
     return dtypes + [common] * missing
 
 
-def _written_names(op: Any) -> list[str]:
+@cache
+def _written_names(op: Any) -> tuple[str, ...]:
     """Names of the arguments that an operator writes, by its schema."""
-    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return tuple(a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
 def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -343,7 +343,10 @@ class Problem:
     def _complete(self, high: Collection[Any]) -> frozenset[str]:
         """All FP32 modules and functions, and the FP32 outputs that have an effect, of a choice."""
         owners = self.energy.complete(self.energy.scopes.keys() & high)
-        with_outputs = owners | (self.products.keys() & high)
+        outputs = self.products.keys() & high
+        if not outputs:
+            return owners
+        with_outputs = owners | outputs
         return with_outputs - without_effect(with_outputs)
 
     def _predict(self, high: frozenset[str]) -> Candidate:

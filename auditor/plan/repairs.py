@@ -49,10 +49,12 @@ def predict_repairs(
     chosen = plans.get(recommended or "")
     if chosen is not None and (chosen.objective != "time" or chosen.program is not None):
         return ()
+    causes = _causes(findings)
+    if not causes:
+        return ()
     before = chosen.predicted_speedup if chosen is not None else 1.0
     starts = [start for start in _starts(bench, plans) if start.fastest >= LEAST_GAIN * before]
-    causes = _causes(findings)
-    if not starts or not causes:
+    if not starts:
         return ()
     first = starts[0].problem
     causes = dict(sorted(causes.items(), key=lambda pair: -_fp32_seconds(first, pair[1]))[:MOST_CAUSES])

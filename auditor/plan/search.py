@@ -204,10 +204,15 @@ class Energy:
     def complete(self, high: Collection[str]) -> frozenset[str]:
         """All FP32 owners: the owners in `high`, all tied to these, and every shielded owner below an FP32 owner."""
         result = {*high, *(each for owner in self._tied_groups.keys() & high for each in self.together(owner))}
-        for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
+        for owner in self._shielded_below:
             if self.tree[owner] in result:
                 result.add(owner)
         return frozenset(result)
+
+    @cached_property
+    def _shielded_below(self) -> list[str]:
+        """Shielded owners with an owner above, outer ones first."""
+        return sorted(self.shielded & self.tree.keys(), key=lambda path: path.count("."))
 
     def saving_of(self, owner: str) -> float:
         """Seconds saved if the operations directly in an owner run in low precision."""

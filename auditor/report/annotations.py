@@ -16,7 +16,7 @@ from ..capture.source import Place, is_installed
 from ..records import Finding, Node
 from ..records.audit import Audit
 from ..records.paths import pattern
-from .findings import Cause, causes
+from .findings import Cause, causes_by_place
 from .view import ReportView
 from .words import count, label, line, op, printable, scope, sentence, summary
 
@@ -66,7 +66,7 @@ LONGEST_TEXT = 1000
 def github(audit: Audit) -> str:
     """Text for the log of GitHub Actions: the verdict, and an annotation for each cause at the user's line, at most ten
     for each severity. If causes are omitted, the last line counts them."""
-    seen, result = ReportView(audit), causes(audit).all
+    seen, result = ReportView(audit), causes_by_place(audit)
     shown: list[str] = []
     for severity, (command, *_) in LEVELS.items():
         for cause in [cause for cause in result if cause.severity == severity][:MOST_PER_LEVEL]:
@@ -90,7 +90,7 @@ def _property(text: str) -> str:
 
 def sarif(audit: Audit) -> str:
     """A SARIF file with one run: the causes, at most 5,000, and their rules. Equal audits give equal bytes."""
-    result = causes(audit).all[:MOST_RESULTS]
+    result = causes_by_place(audit)[:MOST_RESULTS]
     rules = {cause.worst.rule: cause.worst for cause in reversed(result)}
     results = [
         {

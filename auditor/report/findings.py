@@ -15,7 +15,7 @@ from ..records.audit import Audit
 from ..records.measure import FAILURES, MEASURED
 from ..records.paths import pattern, place_of, within
 from .kept import keep_alone, tally
-from .words import SEVERITIES, count, label, list_paths, percent, scope
+from .words import SEVERITIES, count, label, line, list_paths, percent, scope
 
 INPUTS = "INP"
 """Prefix of the rules about the range of the model's inputs."""
@@ -60,6 +60,13 @@ class Cause:
         self.agreement = AGREEMENT[self.worst.agrees]
         self.snippet = keep_alone(audit, self.worst.owner)
         self._repairs = [repair for repair in audit.repairs if self.worst.cause in repair.causes]
+
+    @property
+    def other_lines(self) -> tuple[str, ...]:
+        """The source lines of the findings at other lines than the first finding's, in words."""
+        lines = dict.fromkeys(line(finding.source, finding.called_from) for finding in self.members)
+        first = line(self.worst.source, self.worst.called_from)
+        return tuple(each for each in lines if each and each != first)
 
     @property
     def is_contradicted(self) -> bool:
@@ -137,8 +144,9 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked. wanting: errors and warnings; notes: others, without `unconfirmed`: notes that the measurement
-    contradicts; about: the plan that severities refer to; fails: whether the model without a plan raises an error."""
+    """All causes, ranked. wanting: errors and warnings; notes: others, one of each kind, without `unconfirmed`: notes that
+    the measurement contradicts; about: the plan that severities refer to; fails: whether the model without a plan raises
+    an error."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
@@ -178,16 +186,24 @@ class Causes:
         return total + f", {said}" * bool(self.notes)
 
 
-def causes(audit: Audit) -> Causes:
+def causes_by_place(audit: Audit) -> tuple[Cause, ...]:
     """Group findings into causes, and rank these by severity, by their rules' default severity, rules before
-    measurements, then by effect. The order is reproducible."""
+    measurements, then by effect; notes that the measurement contradicts come last. The order is reproducible."""
     reports = {r.node.name: r for r in audit.nodes}
     groups: dict[Any, list[Finding]] = {}
     for finding in audit.findings:
         alone = (finding.rule, finding.severity, pattern(finding.owner), finding.op, finding.source)
         groups.setdefault(finding.cause or alone, []).append(finding)
-    result = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
-    wanting, every_note = (tuple(one for one in result if (one.severity == "info") is info) for info in (False, True))
+    ranked = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
+    return tuple(sorted(ranked, key=lambda cause: cause.severity == "info" and cause.is_contradicted))
+
+
+def causes(audit: Audit) -> Causes:
+    """The causes of findings, ranked as in `causes_by_place`. Notes of one kind are one cause, whatever their places: a
+    reader decides about all of them at once."""
+    result = causes_by_place(audit)
+    wanting = tuple(cause for cause in result if cause.severity != "info")
+    every_note = _join_by_kind(audit, [cause for cause in result if cause.severity == "info"])
     notes, unconfirmed = (tuple(one for one in every_note if one.is_contradicted is no) for no in (False, True))
     plan, about = audit.plans.get(next((f.plan for f in audit.findings if f.plan), "")), ""
     raises = any(f.rule.startswith(FAILURES) and f.severity == "error" for f in audit.findings)
@@ -198,6 +214,25 @@ def causes(audit: Audit) -> Causes:
         about = "No plan uses low precision: severities are the rules' defaults."
     fails = any(ran.failure for ran in audit.baselines.values())
     return Causes(wanting, notes, about, unconfirmed, fails)
+
+
+def _join_by_kind(audit: Audit, notes: Sequence[Cause]) -> list[Cause]:
+    """The notes, with those of one kind joined; of notes that the measurement contradicts, those of one rule."""
+    reports = {report.node.name: report for report in audit.nodes}
+    groups: dict[tuple[bool, str], list[Cause]] = {}
+    for note in notes:
+        kind = note.worst.rule if note.is_contradicted else _kind_of(note)
+        groups.setdefault((note.is_contradicted, kind), []).append(note)
+    joined = []
+    for group in groups.values():
+        members = [finding for note in group for finding in note.members]
+        joined.append(group[0] if len(group) == 1 else Cause(audit, members, reports))
+    return joined
+
+
+def _kind_of(note: Cause) -> str:
+    """What a note is about: precision, or else what all rules with its prefix are about, such as the hardware."""
+    return "precision" if note.worst.measurable else note.worst.rule.rstrip("0123456789")
 
 
 def repair_words(audit: Audit, repair: Repair) -> str:

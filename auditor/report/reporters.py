@@ -17,13 +17,13 @@ from .charts import depth_chart
 from .findings import Cause, Causes, causes
 from .generation import generation_lines, generation_section
 from .ledger import headline, ledger_section
-from .origins import decision_words, decisions_section, origins
+from .origins import decision_words, decisions_section, nonfinite_runs, origins
 from .quantization import quantization_lines, quantization_section
 from .repeats import repeats_lines, repeats_section
 from .table import table
 from .training import training_section, training_words
 from .view import ReportView, method, next_step
-from .words import count, line, printable, remedy, sentence, shorten
+from .words import count, label, line, printable, remedy, sentence, shorten
 
 LINES = 40
 """Maximum number of lines that an audit prints on a terminal 100 characters wide."""
@@ -122,11 +122,27 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         heads = [f"{_place_words(audit, one)} {one.worst.rule}, {one.worst.name}" for one in avoided]
         said = count(len(avoided), "problem")
         listed = "; ".join(shorten(heads, AVOIDED_SHOWN))
-        yield Prose("Avoided", (f"The plan avoids {said}; a repair would not make it faster: {listed}.",), "muted")
+        first = f"The plan avoids {said}; a repair would not make it faster: {listed}."
+        yield Prose("Avoided", (first, *_repairs_of_other_formats(audit, avoided)), "muted")
     if todo.wanting or todo.notes:
         first, lead = todo.all[0].worst, "" if todo.wanting else "the first note, "
         command = f"to read about {lead}{first.rule}: python -m auditor explain {first.rule}"
         yield Prose("", ("; ".join([*more, command]),), "muted")
+
+
+def _repairs_of_other_formats(audit: Audit, avoided: Sequence[Cause]) -> Iterator[str]:
+    """For each format that the recommended plan does not use, and that turns values Inf or NaN: a sentence with the remedy
+    of the cause, for users whose GPU or accuracy needs this format."""
+    for fmt in audit.formats:
+        if audit.plan is None or fmt == audit.plan.format:
+            continue
+        begins = {first.begins for first in nonfinite_runs(audit, fmt).values() if first is not None}
+        for cause in avoided:
+            if any(finding.node in begins and fmt in finding.formats for finding in cause.members):
+                place = _place_words(audit, cause)
+                advice = remedy(cause.worst.advice, label(fmt))
+                yield f"To run in {label(fmt)} all the same, repair {place}. {advice}"
+                break
 
 
 def _place_words(audit: Audit, cause: Cause) -> str:

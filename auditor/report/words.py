@@ -193,7 +193,9 @@ def summary(text: str) -> str:
     return " ".join(part.rstrip(":") + "." * part.endswith(":") for part, code in parts(text) if not code)
 
 
-def remedy(text: str) -> str:
-    """The first sentence of advice, on one line."""
-    first = summary(text.strip().partition("\n\n")[0])
-    return re.split(r"(?<=[.!?:])\s+(?=[A-Z])", first, maxsplit=1)[0]
+def remedy(text: str, format: str = "") -> str:
+    """The first sentence of advice, on one line. format: a label, such as FP16; a sentence about this format is preferred."""
+    paragraph = summary(text.strip().partition("\n\n")[0])
+    sentences = re.split(r"(?<=[.!?:])\s+(?=[A-Z])", paragraph)
+    about_format = (each for each in sentences if format and each.startswith(f"In {format}, "))
+    return next(about_format, sentences[0])

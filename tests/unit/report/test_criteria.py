@@ -15,7 +15,7 @@ import auditor
 from auditor.records import Audit, CriterionValue, NodeError, Reason, ScopeChoice, Verdict, Verification
 from auditor.records.audit import Proposal
 from auditor.report.charts import depth_chart
-from auditor.report.findings import causes
+from auditor.report.findings import causes, causes_by_place
 from auditor.report.plans import criteria_lines, criterion_commands, limit_line, shown_value
 from auditor.report.reporters import html, text
 from auditor.report.view import ReportView, next_step
@@ -143,7 +143,7 @@ def test_the_headline_counts_causes_by_severity_and_notes():
     warnings = [c for c in found.wanting if c.severity == "warning"]
     assert found.headline == f"{len(found.wanting)} problems (1 error, {len(warnings)} warnings)"
     notes = tuple(replace(f, severity="info") for f in audit.findings)
-    assert causes(replace(audit, findings=notes)).headline == f"nothing to fix, {len(found.all)} notes"
+    assert causes(replace(audit, findings=notes)).headline == "nothing to fix, 1 note"  # all about precision
     assert causes(replace(audit, findings=notes[:1])).headline == "nothing to fix, 1 note"
     assert causes(replace(audit, findings=())).headline == "nothing to fix: no rule matched"
 
@@ -190,6 +190,33 @@ def test_a_plan_says_which_operations_of_low_modules_run_in_fp32(name: str, kind
     assert said in html(replace(audit, plans=plans, recommended=name))
 
 
+def test_notes_of_one_kind_are_one_note_with_all_its_places():
+    audit = make_audit(60)
+    said = [replace(finding, severity="info", agrees=None) for finding in audit.findings]
+    about_gpus = [replace(one, rule="HWR001", cause=f"{one.source}: HWR001", measurable=False) for one in said]
+    also_about_gpus = [replace(one, rule="HWR003", cause=f"{one.source}: HWR003") for one in about_gpus]
+    noted = replace(audit, findings=(*said, *about_gpus, *also_about_gpus))
+    assert len({(one.cause, one.rule) for one in noted.findings}) > 3
+    found = causes(noted)
+    assert found.headline == "nothing to fix, 2 notes"
+    hardware = next(note for note in found.notes if note.worst.rule == "HWR001")
+    assert list(hardware.rules) == ["HWR001", "HWR003"]
+    assert len(hardware.members) == 2 * len(said)
+    lines = {one.source for one in said}
+    assert {hardware.worst.source, *hardware.other_lines} == lines
+    assert len(causes_by_place(noted)) > 2  # annotations have one for each place
+    page = html(noted)
+    fold = page.partition('id="findings-notes"')[2].partition("</section>")[0]
+    assert fold.count('<details class="finding info"') == 2
+    assert all(str(escape(line)) in fold for line in lines)
+
+
+def test_a_warning_is_never_joined_with_another():
+    audit = make_audit(60)
+    warned = replace(audit, findings=tuple(replace(one, severity="warning") for one in audit.findings))
+    assert len(causes(warned).wanting) == len(causes_by_place(warned)) > 1
+
+
 def test_notes_that_the_measurement_contradicts_are_counted_apart():
     audit = make_audit(60)
     first, *others = (replace(finding, severity="info") for finding in audit.findings)
@@ -203,7 +230,8 @@ def test_notes_that_the_measurement_contradicts_are_counted_apart():
     none = causes(replace(audit, findings=refuted))
     assert none.headline == "nothing to fix: the measurement confirms no finding"
     warned = causes(replace(audit, findings=tuple(replace(one, severity="warning") for one in refuted)))
-    assert (len(warned.wanting), warned.unconfirmed) == (len(none.unconfirmed), ())  # a warning is never folded away
+    places = causes_by_place(replace(audit, findings=refuted))
+    assert (len(warned.wanting), warned.unconfirmed) == (len(places), ())  # a warning is never folded away
 
 
 def test_the_plan_that_severities_are_for_is_named():

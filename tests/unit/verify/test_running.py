@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -181,3 +181,22 @@ def test_the_clock_waits_for_a_gpu_before_and_after(monkeypatch: pytest.MonkeyPa
     with clock("cuda:0"):
         log.append("body")
     assert log == ["all done", "body", "all done"]
+
+
+class Counted(nn.Linear):
+    """Notes of each call whether gradients are enabled."""
+
+    calls: ClassVar[list[bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(torch.is_grad_enabled())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_native_run_repeats_the_model_only_to_enable_gradients(gradients: bool) -> None:
+    Counted.calls.clear()
+    model = Counted(4, 4)
+    runs = Runs(lambda plan: nullcontext(model), [((torch.ones(2, 4),), {})], gradients=gradients)
+    assert runs.natively("cast_fp16") == ""
+    assert Counted.calls == ([False, True] if gradients else [False])
