@@ -148,7 +148,7 @@ def earlier_outcomes(directory: Path, targets: Sequence[FleetTarget]) -> dict[st
     before: dict[str, Outcome] = {}
     with suppress(OSError, ValueError):
         before = _OUTCOMES.validate_json((directory / KEPT).read_bytes())
-    finished = [one for one in targets if one.name in before and (one.directory / PLAN).is_file()]
+    finished = [one for one in targets if one.name in before and has_audit(one.directory)]
     return {one.name: found for one in finished if not (found := before[one.name]).said and found.asked == one.asked}
 
 
@@ -253,6 +253,36 @@ class Row:
     plan: Plan | None = None
     budget: str = ""
     findings: Mapping[str, int] | None = None
+
+
+def has_audit(directory: Path) -> bool:
+    """Whether a directory contains the files of an audit, or those of a pipeline's components."""
+    return (directory / PLAN).is_file() or bool(components_in(directory))
+
+
+def components_in(directory: Path) -> list[str]:
+    """Names of the folders in which the audits of a pipeline's components are; [] for the audit of one model."""
+    if (directory / PLAN).is_file():
+        return []
+    return sorted(file.parent.name for file in directory.glob(f"*/{PLAN}"))
+
+
+def rows_of(target: FleetTarget, outcome: Outcome | None, baseline: Path | None) -> list[Row]:
+    """The rows of a target: one, or one for each component of a pipeline, and one for the components that failed."""
+    components = components_in(target.directory) if outcome is not None else []
+    if outcome is None or not components:
+        return [row_of(target, outcome, baseline)]
+    rows = list[Row]()
+    for name in components:
+        part = replace(target, name=f"{target.name}/{name}", directory=target.directory / name)
+        row = row_of(part, replace(outcome, said="", code=0), baseline)
+        has_errors = bool(row.findings and row.findings["error"])
+        if row.state == "clean" and has_errors and outcome.code:
+            row = replace(row, state="findings")
+        rows.append(row)
+    if outcome.said:
+        rows.append(Row(target, outcome, "failed", [outcome.said]))
+    return rows
 
 
 def row_of(target: FleetTarget, outcome: Outcome | None, baseline: Path | None) -> Row:

@@ -85,11 +85,9 @@ def apply(model: nn.Module, plan: str | None = None) -> nn.Module:
     name = RECOMMENDED if plan is None else plan
     if name not in {**PLANS, **QUANTIZED}:
         raise ValueError(f"no plan {name!r}: choose one of {', '.join([*PLANS, *QUANTIZED])}")
-    found = size_of(model)
-    if found != PARAMETERS:
-        raise ValueError(f"the plan was made for {PARAMETERS} parameters, this model has {found}: audit this model")
-    if STRUCTURE and structure_of(model) != STRUCTURE:
-        raise ValueError("the plan was made for another model: other names, classes or shapes. Audit this model")
+    scopes = [path for each in PLANS.values() for path in each["scopes"]]
+    if said := misfit(model, PARAMETERS, STRUCTURE, scopes):
+        raise ValueError(said)
     if name in QUANTIZED:
         return runpy.run_path(str(Path(__file__).parent / QUANTIZED[name]))["quantize"](model)
     return apply_plan(model, PLANS[name])

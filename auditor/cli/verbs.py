@@ -244,7 +244,7 @@ class Fleet(Verb):
         tell = str if self.quiet else partial(print, file=sys.stderr, flush=True)
 
         def write() -> list[fleet.Row]:
-            rows = [fleet.row_of(one, outcomes.get(one.name), self.baseline) for one in wanted]
+            rows = [row for one in wanted for row in fleet.rows_of(one, outcomes.get(one.name), self.baseline)]
             folder.write(self.out, {INDEX: fleet.render(rows, self.baseline)})
             return rows
 

@@ -20,7 +20,7 @@ from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
 from ..isolation import isolate
 from ..isolation.answer import answer
-from ..isolation.members import named_modules, named_parameters, size_of, structure_of, unwrap_model
+from ..isolation.members import misfit, named_modules, named_parameters, size_of, structure_of
 from ..numerics.formats import label, runs
 from ..plan.workbench import emit_plans
 from ..records import Audit, Plan, Subject
@@ -175,16 +175,15 @@ def _under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, .
 def check_fit(model: nn.Module, audit: Audit | None) -> None:
     """Check that the audit is of this model. Raises: PlanError(slug="plan-mismatch" | "lazy-weights") if not."""
     try:
-        result = size_of(model)
+        size_of(model)
     except ValueError as error:
         raise PlanError(str(error), slug="lazy-weights") from error
-    known = audit is None or (audit.structure == structure_of(model) if audit.structure else audit.parameters == result)
-    if audit is not None and not known:
-        said = f"for a model with {audit.parameters} parameters, this model has {result}"
-        if audit.parameters == result:
-            kind = type(unwrap_model(model)).__name__
-            said = f"for another model than this {kind}: names, classes or shapes of modules or parameters differ"
-        raise PlanError(f"the plan was made {said}. Audit this model.", slug="plan-mismatch")
+    if audit is None:
+        return
+    scopes = (path for plan in audit.plans.values() for path in plan.scopes)
+    paths = {*scopes, *audit.classes, *(row.module for row in audit.ledger)}
+    if said := misfit(model, audit.parameters, audit.structure, sorted(paths)):
+        raise PlanError(f"{said}.", slug="plan-mismatch")
 
 
 def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:

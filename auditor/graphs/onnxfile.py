@@ -26,6 +26,7 @@ from ..verify.loaders import AS_IT_IS, ONNX, PROVIDER, ProgramModule
 from ..verify.running import Answers
 from .exported import INNER
 from .onnxgraph import attend, check_types, tidy
+from .onnxrecurrent import TRANSLATIONS as RECURRENT
 
 with suppress(ImportError):  # `require` reports what is not installed
     import onnx
@@ -47,6 +48,7 @@ _TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.mm.dtype: _multiply,
     torch.ops.aten.bmm.dtype: _multiply,
     torch.ops.aten.scaled_dot_product_attention.default: attend,
+    **RECURRENT,
 }
 
 

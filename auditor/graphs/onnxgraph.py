@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import let_through
+from .onnxrecurrent import drop_zero_states
 
 with suppress(ImportError):  # onnxfile's `require` reports what is not installed
     import onnx
@@ -50,8 +51,8 @@ BROADCASTS = frozenset(
 )
 """Operators that broadcast all their inputs."""
 
-LAYOUTS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast")
-"""Operators that are folded if they read a weight, however large: the result is not larger than the weight."""
+LAYOUTS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Slice", "Concat")
+"""Operators that are folded if they read weights, however large: the result is not larger than the weights."""
 
 ROUNDS = 3
 """How often the rewrites run: what one of them simplifies, another one can use."""
@@ -79,7 +80,7 @@ def tidy(model: Any, originals: Originals | None = None) -> Any:
     fold_scales(model.graph)
     for _ in range(ROUNDS):
         RewritePass(_rules())(model)
-        for simplify in (_drop_identities, _divide, _drop_masks):
+        for simplify in (_drop_identities, _divide, _drop_masks, drop_zero_states):
             simplify(model.graph)
         common.IdentityEliminationPass()(model)
         common.RemoveUnusedNodesPass()(model)

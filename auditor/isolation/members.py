@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+WRAPPERS = {
+    "OptimizedModule": "_orig_mod",
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "ActivationWrapper": "_checkpoint_wrapped_module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+}
 LOW = (torch.float16, torch.bfloat16)
 OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps in every module
 
@@ -72,8 +79,8 @@ def size_of(model: nn.Module) -> int:
 
 
 def wrapper_of(model: nn.Module) -> str | None:
-    """The attribute of a wrapper (torch.compile, DataParallel, DistributedDataParallel) that contains the model; None
-    for other modules."""
+    """The attribute of a wrapper of torch (torch.compile, DataParallel, checkpoint_wrapper) that contains the model;
+    None for other modules."""
     for kind in type(model).__mro__:
         if kind.__name__ in WRAPPERS and kind.__module__.split(".")[0] == "torch":
             return WRAPPERS[kind.__name__]
@@ -111,6 +118,82 @@ def structure_of(model: nn.Module) -> str:
             lines.append(f"{without_wrappers(path)} {next(own).__name__}")
     lines += [f"{without_wrappers(name)} {list(value.shape)}" for name, value in named_parameters(inner)]
     return hashlib.sha256("\n".join(sorted(lines)).encode(errors="backslashreplace")).hexdigest()[:16]
+
+
+def misfit(model: nn.Module, parameters: int, structure: str, paths: Collection[str]) -> str:
+    """Why a plan does not fit a model, and what to do, in one sentence; "" if it fits.
+
+    parameters, structure: `size_of` and `structure_of` the model of the plan; structure "" accepts any names. paths:
+    modules of the plan's model, as far as they are known. Raises: ValueError for an uninitialized lazy layer.
+    """
+    count = size_of(model)
+    if structure_of(model) == structure if structure else count == parameters:
+        return ""
+    inner = unwrap_model(model)
+    said = f"the plan was made for {parameters} parameters, this model has {count}"
+    if count == parameters:
+        said = f"the plan was made for another model than this {type(inner).__name__}: other names, classes or shapes"
+    inside = module_that_fits(inner, parameters, structure)
+    if inside:
+        return f"{said}; it fits {inside!r} in this model: apply it to this module"
+    return f"{said}. {advice_on_names(inner, paths) or advice_on_additions(inner)}"
+
+
+def module_that_fits(model: nn.Module, parameters: int, structure: str) -> str:
+    """The path of a module that a plan fits; "" if there is none."""
+    for path, module in named_modules(model):
+        if structure and path and size_of(module) == parameters and structure_of(module) == structure:
+            return path
+    return ""
+
+
+def advice_on_names(model: nn.Module, paths: Collection[str]) -> str:
+    """What to do if a plan was made for a model with an adapter, or for a module around this model; "" otherwise."""
+    own = {path for path, _ in named_modules(model)}
+    others = [path for path in paths if path not in own]
+    adapter = next((path for path in others if is_adapter(path)), None)
+    if adapter is not None:
+        return (
+            f"The plan's model has an adapter of PEFT ({adapter!r}): load the adapter before you apply the plan, or "
+            "audit this model"
+        )
+    prefix = next((path.partition(".")[0] for path in others), "")
+    if prefix and prefix not in own and all(inside_of(prefix, path) in own for path in paths):
+        return (
+            f"The plan's names begin with '{prefix}.': it was made for a module that contains such a model. Apply it "
+            "to that module, or audit this model"
+        )
+    return ""
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a module path is one that PEFT gives to layers with an adapter."""
+    return path.startswith("base_model.model.") or "base_layer" in path.split(".")
+
+
+def inside_of(prefix: str, path: str) -> str:
+    """A module path relative to the module `prefix`; the path of the module itself, or of one around it, is ""."""
+    return "" if path in ("", prefix) else path.removeprefix(f"{prefix}.")
+
+
+def advice_on_additions(model: nn.Module) -> str:
+    """What to do with a model that has an adapter or parametrizations, which the plan's model lacked."""
+    adapters = (path for path, module in named_modules(model) if type(module).__module__.startswith("peft."))
+    adapted = next(adapters, None)
+    if adapted is not None:
+        where = f"{adapted!r}" if adapted else "its root"
+        return (
+            f"This model has an adapter of PEFT at {where}: apply the plan before the adapter is added or after "
+            "merge_and_unload(), or audit the model with its adapter"
+        )
+    for path, _ in named_modules(model):
+        owner, _, name = path.rpartition(".parametrizations.")
+        if owner:
+            return (
+                f"{owner!r} has a parametrization of its {name.partition('.')[0]}: apply the plan before it is "
+                "registered or after remove_parametrizations, or audit this model"
+            )
+    return "Audit this model"
 
 
 def rename_scopes(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:

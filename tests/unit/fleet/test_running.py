@@ -20,6 +20,7 @@ from auditor.fleet import (
     read,
     render,
     row_of,
+    rows_of,
     run,
     run_all,
 )
@@ -305,3 +306,19 @@ def test_wrong_input_is_one_line_and_writes_nothing(run_fleet, tmp_path, capsys,
     assert told.out == ""
     assert not (tmp_path / "out").exists()
     assert calls(tmp_path) == []
+
+
+def test_a_pipeline_has_a_row_for_each_component_and_is_not_repeated(tmp_path):
+    task = FleetTarget("sd", ("hf:sd",), tmp_path, tmp_path / "sd")
+    for name in ("unet", "vae"):
+        make_audit().save(tmp_path / "sd" / name)
+    outcome = Outcome(task.asked, 0)
+    rows = rows_of(task, outcome, None)
+    assert [row.target.name for row in rows] == ["sd/unet", "sd/vae"]
+    assert all(row.findings is not None for row in rows)
+    assert 'href="sd/unet/report.html"' in render(rows, None)
+    keep(tmp_path, {"sd": outcome})
+    assert set(earlier_outcomes(tmp_path, [task])) == {"sd"}
+    *others, failed = rows_of(task, Outcome(task.asked, 2, "hf:sd/text_encoder: no such weight"), None)
+    assert [row.target.name for row in others] == ["sd/unet", "sd/vae"]
+    assert (failed.state, failed.target.name, failed.said) == ("failed", "sd", ["hf:sd/text_encoder: no such weight"])
