@@ -7,6 +7,7 @@ import ast
 import copy
 import importlib
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -29,7 +30,7 @@ from .importer import digest_of, with_names
 from .inputs import Inputs
 from .state import convert_errors
 from .statedicts import few, read_checkpoint
-from .target import HUB_FILE, Target, blame, call, required_arguments
+from .target import HUB_FILE, Target, arguments_of, blame, call, required_arguments
 
 T = TypeVar("T")
 
@@ -195,6 +196,10 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
             "define get_model(), `model`, or an nn.Module class without required arguments, or name "
             "the symbol, as in model.py:Net"
         )
+        if imported := _imported_classes(module):
+            hint = (
+                f"it imports {' and '.join(imported)}: name one, as in {target.text.partition(' -- ')[0]}:{imported[0]}"
+            )
         raise LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
     outermost = _outermost(module, classes)
     constructible = [name for name in outermost if not required_arguments(classes[name])]
@@ -208,6 +213,18 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
         options = " or ".join(f"{target.label}:{name}" for name in names)
         raise LoadError(f"{target.label} defines several models: name one, {options}", slug="ambiguous-model")
     return names[0]
+
+
+def _imported_classes(module: ModuleType) -> list[str]:
+    """Names of at most three model classes that the file imports from other files of the user."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    classes = [name for name, value in public.items() if _is_model_class(value) and not _is_of_library(value)]
+    return classes[:3]
+
+
+def _is_of_library(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is None or is_installed(file)
 
 
 def _outermost(module: ModuleType, classes: Mapping[str, type]) -> list[str]:
@@ -256,11 +273,27 @@ def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
 def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /, *args: Any, **kwargs: Any) -> Any:
     what = f"{symbol}() in {target.label}"
     if not args and not kwargs and (names := required_arguments(value)):
-        example = f"{target.script}:{symbol}({', '.join(f'{name}=...' for name in names)})"
+        values = ", ".join(f"{name}={_example_value(value, name)}" for name in names)
+        example = f"{target.script}:{symbol}({values})"
         said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
         raise LoadError(said, slug="needs-arguments")
     reseed(seed)
     return call(value, what, "model-raises", *args, **kwargs)
+
+
+def _example_value(function: Callable[..., Any], name: str) -> str:
+    """How an error writes a required argument: a call of the class that annotates it if that needs no arguments, such as
+    a configuration with defaults; else three dots."""
+    kind = arguments_of(function)[name].annotation
+    if kind is inspect.Parameter.empty:
+        return "..."
+    if isinstance(kind, str):
+        constructor = inspect.unwrap(function.__init__) if inspect.isclass(function) else inspect.unwrap(function)
+        kind = getattr(constructor, "__globals__", {}).get(kind)
+    is_own = inspect.isclass(kind) and kind.__module__ not in ("builtins", "typing") and not _is_of_library(kind)
+    if not is_own or required_arguments(kind):
+        return "..."
+    return f"{kind.__name__}()"
 
 
 def _is_model_class(value: Any) -> bool:

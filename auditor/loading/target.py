@@ -27,6 +27,7 @@ from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute
 from ..records import Progress
 from .importer import NAME, as_script, import_source, name_of, root_of
+from .nearby import find_near
 
 T = TypeVar("T")
 
@@ -150,15 +151,22 @@ def import_target(target: Target) -> ModuleType:
         with _named_if_slow(target):
             return import_source(target.module, target.path)
     except (Exception, SystemExit) as error:
-        failure = LoadError(f"importing {target.label} raised {blame(error)}", "import-raises")
+        said = f"importing {target.label} raised {blame(error)}"
+        if isinstance(error, NameError) and error.name == "get_ipython":
+            said += ": remove the lines with get_ipython(), which only a notebook defines"
+        failure = LoadError(said, "import-raises")
         if isinstance(error, SyntaxError):
             place = f"{Path(error.filename or target.label).name}:{error.lineno}"
             failure = LoadError(f"{place}: syntax error, {error.msg}: fix the file and run again", "syntax-error")
         elif isinstance(error, ModuleNotFoundError) and f"{target.module}.".startswith(f"{error.name}."):
             hint = "give a path such as ./model.py, or run where the module can be imported"
+            if folder := find_near(target.module, None):
+                hint = f"it lies in {folder}: run there, or put that folder on PYTHONPATH"
             failure = LoadError(f"no file or module is called {target.module!r}: {hint}", "missing-target")
         elif isinstance(error, ModuleNotFoundError) and error.name:
             hint = "install it in the environment that runs the audit"
+            if folder := find_near(error.name, target.path):
+                hint = f"it lies in {folder}: run there, or put that folder on PYTHONPATH"
             failure = LoadError(f"{target.label} needs {error.name!r}, which is missing: {hint}", "missing-package")
         raise failure from error
 
@@ -245,6 +253,8 @@ def _existing_file(path: Path) -> Path:
             hint = f"write a model.py with get_model(), which returns torch.jit.load({path.name!r}), and get_inputs()"
             raise LoadError(f"{path} is a TorchScript file: {hint}", slug="bad-target")
         hint = "name the .py file that builds the model and pass weights with --weights"
+        if path.suffix == ".ipynb":
+            hint = f"export it with `jupyter nbconvert --to script {path}`, and name the .py file"
         raise LoadError(f"{path} is not a Python file: {hint}", slug="bad-target")
     return path.resolve()
 

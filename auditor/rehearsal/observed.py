@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class _Gradient:
     identity: of the tensor and its version; if another, the user changed the gradient, and nothing is known.
     scaler: id of the scaler. fp16: whether FP16 operations are in the graph. kept: whether it was used before, and not
     set to zero. after_unscale, updated: lines of a `backward` after `unscale_`, and of an `update` before the step.
+    factor: by which the user multiplied the loss, if the state is "by hand".
     """
 
     state: str
@@ -52,6 +53,7 @@ class _Gradient:
     kept: bool = False
     after_unscale: str = ""
     updated: str = ""
+    factor: float = 1.0
 
 
 def _identity(p: torch.Tensor) -> tuple[int, int]:
@@ -62,7 +64,8 @@ class Observer:
     """Wraps the functions of torch that a training loop calls, in this process, and collects findings.
 
     is_active: whether the recipe that runs is the user's own. skipped: the optimizers that a scaler skipped in the
-    current step. used_scalers: scalers that the step called, in any recipe.
+    current step. used_scalers: scalers that the step called, in any recipe. inner_line: of the last `autograd.grad` of a
+    scaled loss, with a graph. constant_line: of the last `scaler.update(new_scale)`.
     """
 
     def __init__(self, is_active: Callable[[], bool], optimizers: Iterable[Optimizer], outermost: Any) -> None:
@@ -83,6 +86,8 @@ class Observer:
         self._scheduled = dict[int, str]()  # {optimizer: line of its schedule's step, before its own}
         self._stepped = set[int]()  # optimizers that were stepped, or skipped
         self.root_scale = 1.0  # of the loss on which the step called `backward` last
+        self.inner_line, self.constant_line = "", ""
+        self._taken = dict[torch.Tensor, tuple[torch.Tensor, _Gradient]]()  # gradients of this step by `autograd.grad`
         self._wrap()
 
     def begin_step(self) -> None:
@@ -93,6 +98,7 @@ class Observer:
         self.skipped.clear()
         self._scaled.clear()
         self._values.clear()
+        self._taken.clear()
 
     def scale(self) -> float | None:
         """The smallest loss scale of the enabled scalers that the step calls; None without one."""
@@ -100,7 +106,7 @@ class Observer:
         return min((float(one._init_scale if one._scale is None else one._scale) for one in enabled), default=None)
 
     def returned(self, value: float) -> float:
-        """The loss that the step returned, without its scale."""
+        """The loss that the step returned, or another number, without the loss scale."""
         scale, line = self._values.get(value, (1.0, "")) if math.isfinite(value) and value else (1.0, "")
         if scale != 1:
             self._report(
@@ -142,9 +148,13 @@ class Observer:
             line = self.line()
         self.root_scale = self._scale_of(scaler)
         if not kwargs["accumulate_grad"]:
-            if args[1]:  # create_graph
+            creates_graph, inputs = args[1:3]
+            if creates_graph:
                 self._note_inner(scaler, is_fp16, line)
-            return original(roots, gradients, *args, **kwargs)
+            result = original(roots, gradients, *args, **kwargs)
+            if not creates_graph:
+                self._note_taken(inputs, result, self._made_gradient(scaler, is_fp16, factors, line))
+            return result
         region = region_now()
         if region.enabled and region.dtype in ("float16", "bfloat16"):
             said = "`backward` runs inside the autocast region, which also casts operations of the backward pass: leave the region first"
@@ -160,15 +170,14 @@ class Observer:
         identities = {p: _identity(p) for p in parameters if p.grad is not None}
         result = original(roots, gradients, *args, **kwargs)
         self._divided.append([x for x in factors if x > 1])
-        state = "scaled" if scaler else "by hand" if math.prod(factors) <= 1 / BY_HAND else "plain"
+        of_loss = self._made_gradient(scaler, is_fp16, factors, line)
         for p in parameters:
             identity = _identity(p)
             if p.grad is None or identity == identities.get(p):
                 continue
             self._zeroed.pop(p, None)
-            made = _Gradient(
-                state, identity, line, id(scaler) if scaler else None, is_fp16 and p.grad.dtype is torch.float32
-            )
+            is_fp32 = p.grad.dtype is torch.float32
+            made = replace(of_loss, identity=identity, fp16=is_fp16 and is_fp32)
             if p in nonzero and p not in kept:  # the user changed it
                 self._gradients.pop(p, None)
                 continue
@@ -183,6 +192,26 @@ class Observer:
                     made.state, made.line = before.state, before.line
             self._gradients[p] = made
         return result
+
+    def _made_gradient(self, scaler: GradScaler | None, is_fp16: bool, factors: list[float], line: str) -> _Gradient:
+        """The state of gradients of a loss."""
+        factor = 1 / math.prod(factors)
+        state = "plain"
+        if scaler:
+            state = "scaled"
+        elif factor >= BY_HAND:
+            state = "by hand"
+        number = id(scaler) if scaler else None
+        return _Gradient(state, (0, 0), line, number, is_fp16, factor=factor)
+
+    def _note_taken(self, inputs: Any, gradients: Any, made: _Gradient) -> None:
+        """Note gradients of trained parameters that `autograd.grad` returns, since the step may assign them to `p.grad`."""
+        own = {id(p) for one in self._optimizers for p in _parameters(one)}
+        for p, gradient in zip(inputs, gradients, strict=True):
+            if id(p) in own and gradient is not None:
+                identity = id(gradient), gradient._version
+                is_fp32 = gradient.dtype is torch.float32
+                self._taken[p] = gradient, replace(made, identity=identity, fp16=made.fp16 and is_fp32)
 
     def before_update(self, optimizer: Optimizer) -> None:
         """At the beginning of an optimizer's `step`, also if a scaler calls it."""
@@ -202,6 +231,9 @@ class Observer:
                 "updated-twice",
                 f"{name} updates the weights twice with the same gradients: call `step` once after each backward pass",
             )
+        elif direct and (known := states.get("by hand")) and known.fp16:
+            said = f"the loss is multiplied by {known.factor:g}, and {name}.step() uses its gradients as they are: divide them by it before, or use a GradScaler"
+            self._report("update-with-scaled-gradients", said)
         elif direct and (known := states.get("plain")) and known.fp16:
             said = "FP16 gradients of a loss without a scale underflow to zero: use a GradScaler"
             self._report("no-scaler", said, known.line)
@@ -230,7 +262,7 @@ class Observer:
 
     def _note_inner(self, scaler: GradScaler | None, is_fp16: bool, line: str) -> None:
         if scaler:
-            self._inner = line
+            self._inner = self.inner_line = line
         elif is_fp16:
             said = "gradients from `autograd.grad` of FP16 operations are computed without a loss scale, and underflow to zero: "
             said += "pass `scaler.scale(outputs)` to `autograd.grad`, and divide its result by `scaler.get_scale()`; or compute them in FP32"
@@ -255,8 +287,14 @@ class Observer:
         return 1.0 if scaler is None or scaler._scale is None else float(scaler._scale)
 
     def _known(self, p: torch.Tensor) -> _Gradient | None:
+        if p.grad is None:
+            return None
+        gradient, taken = self._taken.get(p, (None, None))
+        if p.grad is gradient and taken is not None:
+            self._gradients[p] = taken
+            del self._taken[p]
         known = self._gradients.get(p)
-        return known if known is not None and p.grad is not None and known.identity == _identity(p) else None
+        return known if known is not None and known.identity == _identity(p) else None
 
     def _set_state(self, optimizer: Optimizer, state: str) -> None:
         for p in _parameters(optimizer):
@@ -451,6 +489,8 @@ class Observer:
 
     def _on_update(self, call: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
         self._has_update, line = True, self.line()
+        if any(x is not None for x in (*args, *kwargs.values())):
+            self.constant_line = line
         for p in self._gradients:
             known = self._known(p)
             if known is not None and known.state in ("scaled", "unscaled") and known.scaler == id(scaler):

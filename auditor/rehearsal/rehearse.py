@@ -36,6 +36,7 @@ from .result import (
     further_recipes,
 )
 from .session import Session, bad_step, call_forked
+from .trials import OF_SCALE
 
 FIRST_SCALE = 65536.0  # GradScaler's default
 LOST, ALL = 0.2, 0.9
@@ -150,7 +151,7 @@ def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
 
 def recipe_as_written(session: Session) -> Iterator[Recipe]:
     """The recipe of the user's own weights, autocast regions and GradScalers; none for a step in FP32 without these."""
-    weights = {p.dtype for p in session.trained}
+    weights = {p.dtype for p in session.trained} | session.copied_dtypes
     stored = next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in weights), None)
     region = next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in session.low_regions), None)
     parts = [f"weights in {label(stored)}"] if stored else []
@@ -189,11 +190,14 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
     behind = not last - whole <= max(BEHIND * progress, scatter, LEAST * abs(whole))
     if behind and not run.bad_losses:
         yield problem("loss-behind", f"the final loss is {last:.4g}, in FP32 {whole:.4g}")
+    if not OF_SCALE.isdisjoint(each.kind for each in run.findings):  # whose consequences the gradients show
+        return
+    stored = label(run.recipe.format if run.recipe.stored else "fp32")
     for what, text in HARM.items():
         for one in ("", *run.parameters):  # first, all parameters together
             share, usual = run.share(what, one) or 0.0, fp32.share(what, one) or 0.0
             if share - usual > (ALL if one else LOST):
-                said = f"{share:.0%} {text.format(label(run.recipe.format))}{f', of {one}' if one else ''}"
+                said = f"{share:.0%} {text.format(stored)}{f', of {one}' if one else ''}"
                 yield problem(what.replace("_", "-"), said)
                 break
     error, noise = run.share("error") or 0.0, fp32.share("error") or 0.0

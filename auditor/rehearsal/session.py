@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
 
 from ..artefact.applying import apply_plan
 from ..emulation.emulate import Emulation, emulate, scaled_as_on_cuda
@@ -99,7 +100,8 @@ class _Ranks:
 
 class Session:
     """The user's step, and its runs, each in a separate process. optimizers: {id: optimizer}, those that the first step
-    calls. trained: {parameter: number of its group}. root: the module with these parameters, or a container. own_regions:
+    calls. trained: {parameter: number of its group}. copied_dtypes: of parameters with gradients that no optimizer has, such
+    as the FP16 copies of FP32 weights. root: the module with these parameters, or a container. own_regions:
     whether the step opens autocast regions. low_regions: the low-precision dtypes of these. scalers: the GradScalers
     that the first step calls, unless they are disabled. Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed.
 
@@ -121,7 +123,7 @@ class Session:
         every_trained = nn.ParameterList(p for one in self.optimizers.values() for p in _parameters_of(one))
         low = [one for one in (*modules, every_trained) if stores_low(one)]  # of which the first step may call some
         self.root, self._storage = nn.Module(), Storage(low, ())
-        used, self.own_regions, self.low_regions, scaler_ids, makes_scaler = call_forked(self._look)
+        used, self.own_regions, self.low_regions, scaler_ids, makes_scaler, with_gradients = call_forked(self._look)
         scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler) and id(one) in scaler_ids]
         self.scalers = [one for one in scalers if one._enabled or self._is_switched_off(one)]
         self.has_scaler = bool(self.scalers) or makes_scaler
@@ -139,20 +141,25 @@ class Session:
             roots[f"ParameterList{len(roots)}"] = nn.ParameterList(bare)
         self.root = nn.ModuleDict(roots) if len(roots) > 1 else next(iter(roots.values()), nn.Module())
         self._called = [one for one in modules if id(one) in used]
+        graded = (p for one in self._called for p in one.parameters() if id(p) in with_gradients)
+        self.copied_dtypes = {p.dtype for p in graded if p not in self.trained}
         self._storage = Storage((self.root, *self._called), self.trained)
         named = ((p, path) for path, p in self.root.named_parameters() if p in self.trained and p.numel())
         self._parameters = {p: without_wrappers(path) for p, path in named}
         if any(p.device.type in NATIVE for p in self.trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
 
-    def _look(self, tell: Callable[[str], None]) -> tuple[set[int], bool, set[torch.dtype], set[int], bool]:
+    def _look(self, tell: Callable[[str], None]) -> tuple[set[int], bool, set[torch.dtype], set[int], bool, set[int]]:
         """Run the first step; return ids of the optimizers and modules that it calls, whether it opens autocast regions,
-        their low dtypes, ids of the GradScalers that it calls, and whether it creates an enabled one."""
+        their low dtypes, ids of the GradScalers that it calls, whether it creates an enabled one, and ids of the
+        parameters with a gradient."""
         known = {id(one) for one in gc.get_objects() if issubclass(type(one), GradScaler)}
         self.run(FP32, 1, tell)
         used = self._observer.used_scalers
         makes_scaler = any(vars(one)["_enabled"] for number, one in used.items() if number not in known)
-        return self._used, self.own_regions, self.low_regions, {*used}, makes_scaler
+        modules = (one for one in gc.get_objects() if issubclass(type(one), nn.Module) and id(one) in self._used)
+        with_gradients = {id(p) for one in modules for p in one.parameters() if p.grad is not None}
+        return self._used, self.own_regions, self.low_regions, {*used}, makes_scaler, with_gradients
 
     def _is_switched_off(self, scaler: GradScaler) -> bool:
         """Whether torch disabled a GradScaler for CUDA, since there is no GPU, while the step trains in FP16."""
@@ -313,6 +320,12 @@ class Session:
                     self._running.popitem()[1].close()
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
             value = float(value.detach())
+        if as_written and not isinstance(value, float):
+            for x in pytree.tree_leaves(value):
+                if isinstance(x, torch.Tensor) and x.numel() == 1 and x.is_floating_point():
+                    x = float(x.detach())
+                if isinstance(x, float):
+                    self._observer.returned(x)
         self._has_loss = isinstance(value, float) or bool(self._losses)
         if isinstance(value, float):
             return self._observer.returned(value) if as_written else value
@@ -359,6 +372,7 @@ class Session:
                 call(self._call_step, "the step", "bad-step", batch)
         except LoadError as error:
             self._trace.fail(error)
+        trial.inner_line, trial.constant_line = self._observer.inner_line, self._observer.constant_line
         trial.gradients = {self._parameters[p]: gradient.numpy() for p, (gradient, *_) in self._updates.items()}
         trial.scales = [(scale, float(one._scale)) for one in scalers.values() if one._scale is not None]
         return trial
@@ -389,7 +403,7 @@ class Session:
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
             REMEDIES[name][1](optimizer)
-        running = self._running = dict[int, Generator[None]]()  # {number of `step()` calls around one: its `_update`}
+        running = self._running = dict[int, Generator[Any]]()  # {number of `step()` calls around one: its `_update`}
         register_optimizer_step_pre_hook(lambda *call: next(running.setdefault(len(running), self._update(*call))))
         register_optimizer_step_post_hook(lambda *call: next(running.popitem()[1], None))
         called = nn.Module.__call__
@@ -484,16 +498,18 @@ class Session:
             clear_weight_casts()
         return over_tensors(lambda x: x / scale, result)
 
-    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Generator[None]:
-        """Runs around each `step()` of an optimizer, which begins at `yield`. If gradients are not finite, the optimizer
+    def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Generator[tuple[Any, Any] | None]:
+        """Runs around each `step()` of an optimizer, which begins at `yield`, with other arguments if it has a closure. If gradients are not finite, the optimizer
         gets no parameters, as a GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer
         gets none either. After the update, the weights are checked."""
         kind = type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
             raise bad_step(f"the step creates its own {kind}, or calls it only in later steps: {advice}")
-        if any(map(callable, (*args, *kwargs.values()))):
-            raise bad_step(f"{kind} needs a closure, which may run the model repeatedly: rehearse another optimizer")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            said = f"{kind} ({self._observer.line()}) calls its closure a number of times that rounding changes"
+            raise bad_step(f"{said}: rehearse another optimizer")
+        call_once = _with_closures_called(args, kwargs)
         self._used.add(id(optimizer))
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         as_written = self._keeps_scalers()
@@ -517,7 +533,7 @@ class Session:
                 stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
             if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer
                 stack.enter_context(plain_torch())
-            yield
+            yield call_once
         with plain_torch():
             if self._broken is None and not all(map(all_finite, self._parameters)):
                 self._broken = f"the update of {kind}, from finite gradients"
@@ -561,6 +577,22 @@ def _in_autocast() -> bool:
     """Whether an autocast region is open. If none is, one that the forward of an outermost module opens is the step's:
     accelerate, for example, wraps the forward of a prepared model."""
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def _with_closures_called(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """The arguments of an optimizer's `step`, whose closure is called here, before gradients are read: the optimizer
+    gets a closure that returns the same loss. None without a closure."""
+    if not any(map(callable, (*args, *kwargs.values()))):
+        return None
+
+    def called(value: Any) -> Any:
+        if not callable(value):
+            return value
+        with torch.enable_grad():
+            loss = value()
+        return lambda: loss
+
+    return tuple(map(called, args)), {name: called(value) for name, value in kwargs.items()}
 
 
 def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:

@@ -32,6 +32,7 @@ SAME = 0.01
 """Largest relative difference of gradients that count as equal. A power of two as loss scale changes no digit of FP32."""
 NEGLIGIBLE = 1e-6
 """A gradient whose norm is a smaller share of the norm of all gradients is not compared."""
+EMPTYING = ("zero_", "_foreach_zero_")
 UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 READ = "aten::_local_scalar_dense"
 BACKWARD = "backward"
@@ -96,7 +97,9 @@ class Trial:
     """What a trial step did. gradients: {parameter: its gradient at the update}, as NumPy arrays. reads: (line, value) of
     numbers that Python read from tensors. broken: names of the parameters whose gradients were made infinite. failure: an
     exception in words, with its line. scales: loss scales before and after the step, of each GradScaler. is_low: whether the
-    step's own casts run a part of the backward pass in FP16 or BF16, which rounds differently at another scale."""
+    step's own casts run a part of the backward pass in FP16 or BF16, which rounds differently at another scale.
+    moves: changes of weights by values that are made from gradients before `unscale_`; their norms are those of the
+    change. inner_line, constant_line: see `Observer`. emptied_line: of the operation that set all gradients to zero."""
 
     gradients: dict[str, Any] = field(default_factory=dict)
     writes: dict[str, list[Write]] = field(default_factory=dict)
@@ -107,16 +110,21 @@ class Trial:
     failure_line: str = ""
     scales: list[tuple[float, float]] = field(default_factory=list)
     is_low: bool = False
+    moves: dict[str, list[Write]] = field(default_factory=dict)
+    inner_line: str = ""
+    constant_line: str = ""
+    emptied_line: str = ""
 
 
 @dataclass(frozen=True)
 class _Difference:
     """A change of a gradient that depends on the loss scale. plain_factor, scaled_factor: by how much it multiplies the
-    gradient's norm at loss scale 1, and at the other; NaN if unknown."""
+    gradient's norm at loss scale 1, and at the other; NaN if unknown. plain_loss: at loss scale 1."""
 
     write: Write
     plain_factor: float = math.nan
     scaled_factor: float = math.nan
+    plain_loss: float = 0.0
 
 
 class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -142,6 +150,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._line, self._breaks = line, breaks
         self._storages = dict[torch.nn.Parameter, int]()  # of gradients that are not divided by the scale yet
         self._derived = dict[int, tuple[torch.Tensor, str, str]]()  # by storage: (tensor, line, operation)
+        self._weights = dict[torch.nn.Parameter, torch.Tensor]()  # before the first change by hand
+        self._emptied = dict[int, str]()  # {storage of a gradient: line that set it to zero}
         self._count, self._hook, self._pass_line = 0, "", ""
 
     @classmethod
@@ -164,6 +174,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if line != self._pass_line:
                 self._hook = self._hook or line
             return
+        if name.rpartition("::")[2] in EMPTYING:
+            self._emptied |= dict.fromkeys((key for x in tensors_in((args, kwargs)) for key in _keys(x)), self._line())
         if name == UNSCALE:
             self._settle()
             unscaled = {key for x in args[0] for key in _keys(x)}
@@ -186,6 +198,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for p, key in self._storages.items():
             if key in changed:
                 self._add(p, line, name)
+        for p, before in self._weights.items():
+            if not changed.isdisjoint(_keys(p)):
+                norm = float((p.detach() - before).double().norm())
+                self._count += 1
+                self.trial.moves.setdefault(self._parameters[p], []).append(Write(self._count, line, name, norm))
         for x in tensors_in(result):
             self._derived |= {key: (x, line, name) for key in _keys(x) if key not in self._storages.values()}
 
@@ -219,6 +236,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for p in self._parameters:
                 if keys := _keys(p.grad):
                     self._storages[p] = keys[0]
+                    self._emptied.pop(keys[0], None)
+                    if p not in self._weights:
+                        self._weights[p] = p.detach().clone()
                     self._add(p, self._pass_line, BACKWARD, loss=loss, hook=self._hook)
 
     def _break(self, optimizer: Optimizer) -> None:
@@ -239,6 +259,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         update = Update(type(optimizer).__name__, self._line(), all(map(all_finite, gradients)), is_skipped)
         if gradients:
             self.trial.updates.append(update)
+        lines = [self._emptied.get(key, "") for x in gradients for key in _keys(x)]
+        if lines and all(lines) and not any(bool(entries(x).any()) for x in gradients):
+            self.trial.emptied_line = lines[0]
 
     def fail(self, error: BaseException) -> None:
         """Note the exception that ended the step. error: with the user's exception as cause."""
@@ -264,6 +287,9 @@ def set_scales(scalers: Iterable[GradScaler], scale: float) -> None:
 
 def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> StepFinding | None:
     """A finding if the update depends on the loss scale. plain, scaled: the step at loss scale 1, and at `scale`."""
+    if plain.emptied_line:
+        said = "all gradients are set to zero between `backward` and the step of the optimizer: do it before `backward`"
+        return StepFinding("gradients-zeroed", said, plain.emptied_line, step)
     names = [*_differing(plain.gradients, scaled.gradients)]
     if plain.failure or plain.is_low or not (names or scaled.failure):
         return None
@@ -274,8 +300,13 @@ def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> Step
         said = f"{update.optimizer}.step() uses gradients that are still multiplied by the loss scale: divide them by it first"
         return StepFinding("update-with-scaled-gradients", said, update.line, step)
     firsts = [first for name in names if (first := _first_difference(plain, scaled, name, scale)) is not None]
-    if firsts:
-        return _of_write(min(firsts, key=lambda each: each.write.number), scale, step)
+    first = min(firsts, key=lambda each: each.write.number, default=None)
+    move = _first_move(plain, scaled)
+    if move is not None and (first is None or move.number < first.write.number):
+        said = f"`{move.operation}` changes weights by gradients that are still multiplied by the loss scale, {scale:g}: divide them by `scaler.get_scale()` before"
+        return StepFinding("update-with-scaled-gradients", said, move.line, step)
+    if first is not None:
+        return _of_write(first, scaled.inner_line, scale, step)
     if both != names and (line := _first_other_read(plain, scaled)):
         said = f"whether the weights are updated depends on a value that is still multiplied by the loss scale, {scale:g}: call `scaler.unscale_(optimizer)` before that, or use the loss itself"
         return StepFinding("decided-by-scaled-value", said, line, step)
@@ -304,15 +335,23 @@ def judge_overflow(usual: Trial, broken: Trial, step: int) -> StepFinding | None
             said = f"{update.optimizer}.step() is not skipped if gradients overflow: call `scaler.step(optimizer)`"
             return StepFinding("update-not-skipped", said, update.line, step)
     if not broken.updates and all(after >= before for before, after in broken.scales):
+        if broken.constant_line:
+            said = "`update` with a number sets the loss scale in each step, so that it stays too large if gradients overflow: call `scaler.update()` without it"
+            return StepFinding("overflow-not-counted", said, broken.constant_line, step)
         line = broken.reads[-1][0] if broken.reads else usual.updates[0].line
         said = "if gradients overflow, the step ends without `scaler.step()` and `scaler.update()`, so that the loss scale stays too large for ever: call both, since `scaler.step` skips the update"
         return StepFinding("overflow-not-counted", said, line, step)
     return None
 
 
-def _of_write(first: _Difference, scale: float, step: int) -> StepFinding:
-    """The finding on the first change of a gradient that is not in proportion to the loss scale."""
+def _of_write(first: _Difference, inner_line: str, scale: float, step: int) -> StepFinding:
+    """The finding on the first change of a gradient that is not in proportion to the loss scale. inner_line: of an
+    `autograd.grad` of a scaled loss, "" without one."""
     write = first.write
+    is_loss_scaled = _is_near(write.loss, scale * first.plain_loss)
+    if write.operation == BACKWARD and inner_line and not is_loss_scaled:
+        said = "the loss contains gradients from `autograd.grad`, such as those of a gradient penalty, that are still multiplied by the loss scale: divide them by `scaler.get_scale()` first"
+        return StepFinding("inner-gradients-scaled", said, inner_line, step)
     if write.operation == BACKWARD and write.hook:
         said = f"a hook or an own backward pass does not change gradients in proportion to the loss scale, {scale:g}: do it after `scaler.unscale_(optimizer)`"
         return StepFinding("hook-on-scaled-gradients", said, write.hook, step)
@@ -333,9 +372,20 @@ def _first_difference(plain: Trial, scaled: Trial, name: str, scale: float) -> _
         if i >= len(one) or one[i].line != write.line:
             return None if write.operation == BACKWARD else _Difference(write)
         if math.isfinite(write.norm) and one[i].norm and not _is_near(write.norm / one[i].norm, scale):
-            return _Difference(write, *(_factor(writes, i) for writes in (one, other)))
+            return _Difference(write, _factor(one, i), _factor(other, i), one[i].loss)
     extra = one[len(other) :]
     return _Difference(extra[0]) if extra and extra[0].operation != BACKWARD else None
+
+
+def _first_move(plain: Trial, scaled: Trial) -> Write | None:
+    """The first change of weights by hand that depends on the loss scale."""
+    differing = list[Write]()
+    for name, writes in scaled.moves.items():
+        for one, other in zip(plain.moves.get(name, ()), writes, strict=False):
+            if not _is_near(other.norm, one.norm):
+                differing.append(other)
+                break
+    return min(differing, key=lambda each: each.number, default=None)
 
 
 def _factor(writes: list[Write], i: int) -> float:

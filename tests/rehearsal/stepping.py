@@ -18,6 +18,24 @@ from tests.rehearsal.cases import classes, mlp
 Step = Callable[..., Any]
 STEPS = 3
 """Number of steps of a run."""
+WRONG: dict[str, tuple[str, Step]] = {}
+"""{name: (kind of its finding, step)}. The finding is of the line with the mark "# <-"."""
+RIGHT: dict[str, Step] = {}
+
+
+def wrong(kind: str) -> Callable[[Step], Step]:
+    def keep(step: Step) -> Step:
+        assert step.__name__ not in {*WRONG, *RIGHT}
+        WRONG[step.__name__] = kind, step
+        return step
+
+    return keep
+
+
+def right(step: Step) -> Step:
+    assert step.__name__ not in {*WRONG, *RIGHT}
+    RIGHT[step.__name__] = step
+    return step
 
 
 class Loop:

@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import auditor
 from auditor.errors import AuditorError
@@ -18,479 +16,19 @@ from auditor.rehearsal.result import FP32, Recipe, RecipeRun
 from auditor.rehearsal.session import Session, call_forked
 from auditor.report.blocks import Prose
 from auditor.report.rehearsal import overview, render
+from tests.rehearsal import steps_by_calls, steps_by_hand
 from tests.rehearsal.cases import classes, mlp
-from tests.rehearsal.stepping import STEPS, Loop, Step, marked_line, run_as_written
+from tests.rehearsal.stepping import RIGHT, STEPS, WRONG, Loop, Step, marked_line, run_as_written
 from tests.support.refusing import refused
 
-WRONG: dict[str, tuple[str, Step]] = {}
-RIGHT: dict[str, Step] = {}
-
-
-def wrong(kind: str) -> Callable[[Step], Step]:
-    def keep(step: Step) -> Step:
-        WRONG[step.__name__] = kind, step
-        return step
-
-    return keep
-
-
-def right(step: Step) -> Step:
-    RIGHT[step.__name__] = step
-    return step
-
-
-# Wrong steps; the finding is of the line with the mark "# <-".
-
-
-@wrong("clip-before-unscale")
-def norm_clipped_while_scaled(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    clip_grad_norm_(s.model.parameters(), 1.0)  # <-
-    s.end()
-
-
-@wrong("clip-before-unscale")
-def value_clipped_while_scaled(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    nn.utils.clip_grad_value_(s.model.parameters(), clip_value=0.5)  # <-
-    s.end()
-
-
-@wrong("clip-before-unscale")
-def the_other_optimizer_unscaled(s: Loop, x: Any, y: Any) -> None:
-    s.opt2.zero_grad()
-    s.begin(x, y)
-    s.scaler.scale(s.loss(x, y, s.other)).backward()
-    s.scaler.unscale_(s.opt2)
-    clip_grad_norm_(s.model.parameters(), 1.0)  # <-
-    s.scaler.step(s.opt2)
-    s.end()
-
-
-@wrong("clip-after-step")
-def clipped_after_the_step(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler.step(s.opt)
-    clip_grad_norm_(s.model.parameters(), 1.0)  # <-
-    s.scaler.update()
-
-
-@wrong("unscale-twice")
-def unscaled_twice(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler.unscale_(s.opt)
-    clip_grad_norm_(s.model.parameters(), 1.0)
-    s.scaler.unscale_(s.opt)  # <-
-    s.end()
-
-
-@wrong("unscale-after-step")
-def unscaled_after_the_step(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler.step(s.opt)
-    s.scaler.unscale_(s.opt)  # <-
-    s.scaler.update()
-
-
-@wrong("no-update")
-def never_updated(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler.step(s.opt)  # <-
-
-
-@wrong("no-update")
-def never_updated_after_clipping(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler.unscale_(s.opt)
-    clip_grad_norm_(s.model.parameters(), 1.0)
-    s.scaler.step(s.opt)  # <-
-
-
-@wrong("update-before-step")
-def one_scaler_updated_between_two_optimizers(s: Loop, x: Any, y: Any) -> None:
-    s.opt2.zero_grad()
-    s.begin(x, y)
-    s.scaler.scale(s.loss(x, y, s.other)).backward()
-    s.scaler.step(s.opt)
-    s.scaler.update()  # <-
-    s.scaler.step(s.opt2)
-    s.scaler.update()
-
-
-@wrong("update-before-step")
-def updated_before_the_step(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler.unscale_(s.opt)
-    s.scaler.update()  # <-
-    s.scaler.step(s.opt)
-
-
-@wrong("shared-scaler")
-def one_scaler_for_an_optimizer_that_overflows(s: Loop, x: Any, y: Any) -> None:
-    s.opt2.zero_grad()
-    s.begin(x, y)
-    s.scaler.scale(s.loss(x, y, s.other) * 1e9).backward()
-    s.scaler.step(s.opt2)  # <-
-    s.end()
-
-
-@wrong("other-scaler")
-def stepped_by_another_scaler(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler2.scale(torch.ones(()))
-    s.scaler2.step(s.opt)  # <-
-    s.scaler2.update()
-
-
-@wrong("fp16-parameters")
-def fp16_parameters(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x.half(), y)
-    s.scaler.unscale_(s.opt)  # <-
-    s.end()
-
-
-@wrong("inner-gradients-not-scaled")
-def gradient_penalty_without_a_scale(s: Loop, x: Any, y: Any) -> None:
-    x = x.clone().requires_grad_()
-    s.opt.zero_grad()
-    loss = s.loss(x, y)
-    (inner,) = torch.autograd.grad(loss, x, create_graph=True)  # <-
-    s.scaler.scale(loss + inner.square().sum()).backward()
-    s.end()
-
-
-@wrong("inner-gradients-scaled")
-def gradient_penalty_that_stays_scaled(s: Loop, x: Any, y: Any) -> None:
-    x = x.clone().requires_grad_()
-    s.opt.zero_grad()
-    loss = s.loss(x, y)
-    (inner,) = torch.autograd.grad(s.scaler.scale(loss), x, create_graph=True)  # <-
-    s.scaler.scale(loss + inner.square().sum()).backward()
-    s.end()
-
-
-@wrong("backward-in-autocast")
-def backward_in_the_region(s: Loop, x: Any, y: Any) -> None:
-    s.opt.zero_grad()
-    with torch.autocast("cuda", dtype=torch.float16):
-        s.scaler.scale(F.cross_entropy(s.model(x), y)).backward()  # <-
-    s.end()
-
-
-@wrong("loss-divided-twice")
-def loss_divided_twice(s: Loop, x: Any, y: Any) -> None:
-    s.opt.zero_grad()
-    for part, target in zip(x.split(8), y.split(8), strict=True):
-        loss = s.loss(part, target) / 4
-        s.scaler.scale(loss / 4).backward()  # <-
-    s.end()
-
-
-@wrong("update-with-scaled-gradients")
-def step_past_the_scaler(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.opt.step()  # <-
-
-
-@wrong("update-not-skipped")
-def step_past_the_scaler_after_unscale(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler.unscale_(s.opt)
-    s.opt.step()  # <-
-    s.scaler.update()
-
-
-@wrong("loss-not-scaled")
-def loss_without_its_scale(s: Loop, x: Any, y: Any) -> None:
-    s.opt.zero_grad()
-    loss = s.loss(x, y)
-    s.scaler.scale(loss)
-    loss.backward()  # <-
-    s.end()
-
-
-@wrong("loss-not-scaled")
-def one_of_two_losses_without_its_scale(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.loss(x, y).backward()  # <-
-    s.end()
-
-
-@wrong("no-scaler")
-def fp16_without_a_scaler(s: Loop, x: Any, y: Any) -> None:
-    s.opt.zero_grad()
-    s.loss(x, y).backward()  # <-
-    s.opt.step()
-
-
-@wrong("no-scaler")
-def fp16_with_a_disabled_scaler(s: Loop, x: Any, y: Any) -> None:
-    scaler = torch.amp.GradScaler("cuda", enabled=False)
-    s.opt.zero_grad()
-    scaler.scale(s.loss(x, y)).backward()  # <-
-    scaler.step(s.opt)
-    scaler.update()
-
-
-@wrong("backward-after-unscale")
-def backward_after_unscale(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler.unscale_(s.opt)
-    s.scaler.scale(s.loss(x, y)).backward()  # <-
-    s.scaler.update()
-    s.end()
-
-
-@wrong("gradients-kept")
-def gradients_never_zeroed(s: Loop, x: Any, y: Any) -> None:
-    s.scaler.scale(s.loss(x, y)).backward()  # <-
-    s.end()
-
-
-@wrong("updated-twice")
-def updated_twice(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler.step(s.opt)
-    s.opt.step()  # <-
-    s.scaler.update()
-
-
-@wrong("scaler-recreated")
-def a_new_scaler_in_each_step(s: Loop, x: Any, y: Any) -> None:
-    scaler = torch.amp.GradScaler("cuda")  # <-
-    s.opt.zero_grad()
-    scaler.scale(s.loss(x, y)).backward()
-    scaler.step(s.opt)
-    scaler.update()
-
-
-@wrong("scaled-loss")
-def returns_the_scaled_loss(s: Loop, x: Any, y: Any) -> Any:
-    s.opt.zero_grad()
-    loss = s.scaler.scale(s.loss(x, y))  # <-
-    loss.backward()
-    s.end()
-    return loss.item()
-
-
-# Right steps.
-
-
-@right
-def usual(s: Loop, x: Any, y: Any) -> Any:
-    loss = s.begin(x, y)
-    s.end()
-    return loss
-
-
-@right
-def clipped(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.scaler.unscale_(s.opt)
-    clip_grad_norm_(s.model.parameters(), 1.0)
-    clip_grad_value_([*s.model.parameters()], 0.5)
-    s.end()
-
-
-@right
-def a_norm_for_the_log(s: Loop, x: Any, y: Any) -> float:
-    s.begin(x, y)
-    norm = clip_grad_norm_(s.model.parameters(), float("inf"))
-    s.end()
-    return float(norm)
-
-
-@right
-def a_limit_for_scaled_gradients(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    clip_grad_norm_(s.model.parameters(), 1.0 * s.scaler.get_scale())
-    s.end()
-
-
-@right
-def bf16_without_a_scaler(s: Loop, x: Any, y: Any) -> None:
-    s.opt.zero_grad()
-    s.loss(x, y, dtype=torch.bfloat16).backward()
-    clip_grad_norm_(s.model.parameters(), 1.0)
-    s.opt.step()
-
-
-@right
-def bf16_with_a_disabled_scaler(s: Loop, x: Any, y: Any) -> None:
-    scaler = torch.amp.GradScaler("cuda", enabled=False)
-    s.opt.zero_grad()
-    scaler.scale(s.loss(x, y, dtype=torch.bfloat16)).backward()
-    scaler.unscale_(s.opt)
-    scaler.unscale_(s.opt)
-    scaler.step(s.opt)
-    scaler.update()
-
-
-@right
-def two_optimizers_one_update(s: Loop, x: Any, y: Any) -> None:
-    s.opt2.zero_grad()
-    s.begin(x, y)
-    s.scaler.scale(s.loss(x, y, s.other)).backward()
-    s.scaler.unscale_(s.opt2)
-    s.scaler.step(s.opt)
-    s.scaler.step(s.opt2)
-    s.scaler.update()
-
-
-@right
-def two_optimizers_two_scalers(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.end()
-    s.opt2.zero_grad()
-    s.scaler2.scale(s.loss(x, y, s.other)).backward()
-    s.scaler2.step(s.opt2)
-    s.scaler2.update()
-
-
-@right
-def two_losses_of_shared_weights(s: Loop, x: Any, y: Any) -> None:
-    s.opt.zero_grad()
-    s.opt2.zero_grad()
-    s.scaler.scale(s.loss(x, y)).backward()
-    s.scaler.scale(s.loss(s.model(x).repeat(1, 4), y, s.other)).backward()
-    s.scaler.step(s.opt)
-    s.scaler.step(s.opt2)
-    s.scaler.update()
-
-
-@right
-def adversarial(s: Loop, x: Any, y: Any) -> None:
-    """The second loss adds to the gradients of the first model, which are zeroed before their next use."""
-    s.begin(x, y)
-    s.scaler.step(s.opt)
-    s.opt2.zero_grad()
-    with torch.autocast("cuda", dtype=torch.float16):
-        loss = s.model(s.other(x).repeat(1, 4)).float().mean()
-    s.scaler.scale(loss).backward()
-    s.scaler.step(s.opt2)
-    s.scaler.update()
-
-
-@right
-def accumulated_in_one_call(s: Loop, x: Any, y: Any) -> None:
-    s.opt.zero_grad()
-    for part, target in zip(x.split(8), y.split(8), strict=True):
-        s.scaler.scale(s.loss(part, target) / 4).backward()
-    s.scaler.unscale_(s.opt)
-    clip_grad_norm_(s.model.parameters(), 1.0)
-    s.end()
-
-
-@right
-def accumulated_over_calls(s: Loop, x: Any, y: Any) -> None:
-    s.scaler.scale(s.loss(x, y) / 2).backward()
-    s.calls += 1
-    if s.calls == 1 or s.calls % 2:  # a rehearsal expects an update in the first call
-        s.end()
-        s.opt.zero_grad()
-
-
-@right
-def means_by_hand_of_as_many_rows_as_passes(s: Loop, x: Any, y: Any) -> None:
-    s.opt.zero_grad()
-    for part in x.split(4):
-        with torch.autocast("cuda", dtype=torch.float16):
-            out = s.model(part).float().square().mean(1)
-        s.scaler.scale(out.sum() / 8 / 8).backward()
-    s.end()
-
-
-@right
-def gradient_penalty(s: Loop, x: Any, y: Any) -> None:
-    x = x.clone().requires_grad_()
-    s.opt.zero_grad()
-    loss = s.loss(x, y)
-    (inner,) = torch.autograd.grad(s.scaler.scale(loss), x, create_graph=True)
-    inner = inner / s.scaler.get_scale()
-    s.scaler.scale(loss + inner.square().sum()).backward()
-    s.end()
-
-
-@right
-def gradient_penalty_in_fp32(s: Loop, x: Any, y: Any) -> None:
-    x = x.clone().requires_grad_()
-    s.opt.zero_grad()
-    (inner,) = torch.autograd.grad(s.model(x).sum(), x, create_graph=True)
-    s.scaler.scale(s.loss(x, y) + inner.square().sum()).backward()
-    s.end()
-
-
-@right
-def gradients_unscaled_by_hand(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    for p in s.model.parameters():
-        p.grad /= s.scaler.get_scale()
-    is_finite = all(bool(p.grad.isfinite().all()) for p in s.model.parameters())
-    if is_finite:
-        s.opt.step()
-    s.scaler.update(s.scaler.get_scale() * (1 if is_finite else 0.5))
-
-
-@right
-def a_constant_scale_by_hand(s: Loop, x: Any, y: Any) -> None:
-    s.opt.zero_grad()
-    (s.loss(x, y) * 1024).backward()
-    for p in s.model.parameters():
-        p.grad /= 1024
-    s.opt.step()
-
-
-@right
-def zeros_instead_of_none(s: Loop, x: Any, y: Any) -> None:
-    s.opt.zero_grad(set_to_none=False)
-    s.scaler.scale(s.loss(x, y)).backward()
-    s.end()
-
-
-@right
-def a_batch_left_out(s: Loop, x: Any, y: Any) -> None:
-    s.calls += 1
-    s.begin(x, y)
-    s.scaler.unscale_(s.opt)
-    if s.calls % 2:
-        s.scaler.step(s.opt)
-    s.scaler.update()
-
-
-@right
-def a_fused_optimizer(s: Loop, x: Any, y: Any) -> None:
-    if not s.calls:
-        s.opt.defaults["fused"] = True
-    s.begin(x, y)
-    s.scaler.unscale_(s.opt)
-    s.end()
-
-
-@right
-def an_fp16_teacher_of_an_fp32_student(s: Loop, x: Any, y: Any) -> None:
-    with torch.no_grad():
-        target = s.loss(x, y, s.other)
-    s.opt.zero_grad()
-    (F.cross_entropy(s.model(x), y) - target).backward()
-    s.opt.step()
-
-
-@right
-def two_updates_of_a_loss_scale(s: Loop, x: Any, y: Any) -> None:
-    s.begin(x, y)
-    s.end()
-    s.opt2.zero_grad()
-    s.scaler.scale(s.loss(x, y, s.other)).backward()
-    s.scaler.step(s.opt2)
-    s.scaler.update()
+STEP_FILES = steps_by_calls, steps_by_hand  # whose import fills WRONG and RIGHT
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_step_is_reported_with_its_line(name: str) -> None:
     kind, function = WRONG[name]
     run = run_as_written(function, half="fp16" in kind)
-    assert (kind, marked_line(function)) in {(each.kind, each.line) for each in run.findings}
-    assert {each.kind for each in run.findings} == {kind}
+    assert {(each.kind, each.line) for each in run.findings} == {(kind, marked_line(function))}
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -502,13 +40,13 @@ def test_a_right_step_is_not_reported(name: str) -> None:
 
 def test_the_step_as_written_is_the_first_recipe_and_its_findings_come_first() -> None:
     loop = Loop()
-    found = auditor.rehearse(partial(norm_clipped_while_scaled, loop), classes(4), 3, remedies=False)
+    found = auditor.rehearse(partial(steps_by_calls.norm_clipped_while_scaled, loop), classes(4), 3, remedies=False)
     run, first = found.runs["as_written"], found.problems[0]
     assert next(iter(found.runs)) == "as_written"
     assert run.recipe.title == "as written: FP16 under autocast, GradScaler"
     assert run.scale == 65536
     assert (first.recipe, first.kind) == ("as_written", "clip-before-unscale")
-    assert first.line.startswith("test_as_written.py:")
+    assert first.line.startswith("steps_by_calls.py:")
     assert found.recommendation.startswith(f"As written, the step has {len(found.problems_of('as_written'))} problems")
     assert f"the first is clip-before-unscale ({first.line})" in found.recommendation
     assert found.recommended != "as_written"
@@ -520,14 +58,14 @@ def test_the_step_as_written_is_the_first_recipe_and_its_findings_come_first() -
 
 
 def test_a_right_step_is_recommended_as_written() -> None:
-    found = auditor.rehearse(partial(usual, Loop()), classes(4), 3, remedies=False)
+    found = auditor.rehearse(partial(steps_by_calls.usual, Loop()), classes(4), 3, remedies=False)
     assert found.recommended == "as_written"
     assert found.recommendation.startswith("Train as written: FP16 under autocast, GradScaler. The final loss is")
     assert found.runs["as_written"].losses == pytest.approx(found.runs["fp16_autocast"].losses, rel=1e-3)
 
 
 def test_an_exception_as_written_keeps_the_findings() -> None:
-    run = run_as_written(unscaled_twice)
+    run = run_as_written(steps_by_calls.unscaled_twice)
     assert "RuntimeError: unscale_() has already been called" in str(run.failure)
     assert run.losses == []
 
@@ -536,7 +74,7 @@ def test_a_scaler_that_torch_disabled_without_cuda_scales_in_an_fp16_step() -> N
     loop = Loop()
     with pytest.warns(UserWarning, match="not available"):
         loop.scaler = torch.amp.GradScaler("cuda")
-    step = partial(norm_clipped_while_scaled, loop)
+    step = partial(steps_by_calls.norm_clipped_while_scaled, loop)
     session = Session(lambda x, y: step(x, y), lambda: cycle(enumerate(classes(2))), 0)
     run: RecipeRun = call_forked(partial(session.run, *recipe_as_written(session), 2))
     assert (run.scale, [each.kind for each in run.findings]) == (65536, ["clip-before-unscale"])
@@ -614,3 +152,49 @@ def test_a_loss_that_looks_better_than_in_fp32_at_the_same_weights_is_a_problem(
     assert problem.text == "the loss is 0.1, in FP32 0.5 at the same weights, so that it looks better than it is"
     low.exact_losses = [0.5, 0.11]
     assert list(problems_of("bf16", {"fp32": fp32, "bf16": low})) == []
+
+
+def test_consequences_of_a_wrong_scale_are_no_problems_of_their_own() -> None:
+    """Clamped to a share of the scale, gradients differ from FP32's; but no module has to stay in FP32 for that."""
+    found = auditor.rehearse(partial(steps_by_hand.each_gradient_normalized, Loop()), classes(4), 3, remedies=False)
+    kinds = {problem.kind for problem in found.problems_of("as_written")}
+    assert "change-before-unscale" in kinds
+    assert kinds <= {"change-before-unscale", "loss-behind"}
+
+
+def test_an_exception_in_a_closure_with_a_scaler_names_the_line() -> None:
+    def step(s: Loop, x: torch.Tensor, y: torch.Tensor) -> None:
+        def closure() -> torch.Tensor:
+            return s.begin(x, y)
+
+        s.scaler.scale(torch.zeros(()))
+        s.scaler.step(s.opt, closure=closure)  # <-
+
+    run = run_as_written(step)
+    assert "Closure use is not currently supported" in str(run.failure)
+    assert marked_line(step) in str(run.failure)
+
+
+def test_fp16_copies_of_fp32_weights_make_a_step_as_written() -> None:
+    """Masters in FP32 are what the optimizer has; the model in FP16 gets the gradients."""
+    model = mlp(16, 8, 4).half()
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        loss = F.cross_entropy(model(x.half()).float(), y)
+        (loss * 512).backward()
+        for master, p in zip(masters, model.parameters(), strict=True):
+            master.grad = None if p.grad is None else p.grad.float() / 512
+        optimizer.step()
+        with torch.no_grad():
+            for master, p in zip(masters, model.parameters(), strict=True):
+                p.copy_(master)
+        return loss.detach()
+
+    session = Session(step, lambda: cycle(enumerate(classes(2))), 0)
+    (recipe,) = recipe_as_written(session)
+    assert recipe.title == "as written: weights in FP16"
+    run: RecipeRun = call_forked(partial(session.run, recipe, 2))
+    assert (run.findings, run.failure) == ([], None)

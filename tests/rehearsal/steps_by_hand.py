@@ -1,32 +1,15 @@
-"""Steps that change, read or lose gradients by hand: whether the update depends on the loss scale, whether an overflow is
-survived, and whether low precision discards what the step keeps."""
+"""Steps that change, read or lose gradients by hand, right and wrong: the update depends on the loss scale, an overflow is not
+survived, or low precision discards what the step keeps."""
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from tests.rehearsal.cases import mlp
-from tests.rehearsal.stepping import STEPS, Loop, Step, marked_line, run_as_written
-
-WRONG: dict[str, tuple[str, Step]] = {}
-RIGHT: dict[str, Step] = {}
-
-
-def wrong(kind: str) -> Any:
-    def keep(step: Step) -> Step:
-        WRONG[step.__name__] = kind, step
-        return step
-
-    return keep
-
-
-def right(step: Step) -> Step:
-    RIGHT[step.__name__] = step
-    return step
+from tests.rehearsal.stepping import Loop, right, wrong
 
 
 def gradients_of(s: Loop) -> list[torch.Tensor]:
@@ -315,6 +298,57 @@ def a_region_around_the_loss_alone(s: Loop, x: Any, y: Any) -> None:
     s.end()
 
 
+@wrong("state-lost")
+def an_average_that_is_replaced_in_a_dict(s: Loop, x: Any, y: Any) -> None:
+    first = {name: p.detach().half() for name, p in s.model.named_parameters()}
+    average = vars(s).setdefault("average", first)
+    s.begin(x, y)
+    s.end()
+    for name, p in s.model.named_parameters():
+        average[name] = (0.9999 * average[name].float() + 0.0001 * p.detach()).half()  # <-
+
+
+@wrong("state-lost")
+def an_average_assigned_through_data(s: Loop, x: Any, y: Any) -> None:
+    average = vars(s).setdefault("average", mlp(16, 8, 4).bfloat16().requires_grad_(False))
+    s.begin(x, y)
+    s.end()
+    for kept, p in zip(average.parameters(), s.model.parameters(), strict=True):
+        kept.data = 0.999 * kept.data + 0.001 * p.data.bfloat16()  # <-
+
+
+@wrong("update-with-scaled-gradients")
+def weights_moved_by_scaled_gradients(s: Loop, x: Any, y: Any) -> None:
+    """Sharpness-aware minimization without the division by the norm."""
+    s.begin(x, y)
+    weights = [*s.model.parameters()]
+    moves = [1e-3 * gradient for gradient in gradients_of(s)]
+    with torch.no_grad():
+        torch._foreach_add_(weights, moves)  # <-
+    s.begin(x, y)
+    with torch.no_grad():
+        torch._foreach_sub_(weights, moves)
+    s.end()
+
+
+@wrong("gradients-zeroed")
+def gradients_set_to_zero_by_hand_after_unscale(s: Loop, x: Any, y: Any) -> None:
+    s.begin(x, y)
+    s.scaler.unscale_(s.opt)
+    for gradient in gradients_of(s):
+        gradient.zero_()  # <-
+    s.end()
+
+
+@wrong("hook-on-scaled-gradients")
+def a_hook_of_a_module_that_clamps(s: Loop, x: Any, y: Any) -> None:
+    if not s.calls:
+        s.model[2].register_full_backward_hook(lambda module, inner, outer: (inner[0].clamp(-0.01, 0.01),))  # <-
+    s.calls += 1
+    s.begin(x, y)
+    s.end()
+
+
 # Right steps.
 
 
@@ -527,15 +561,49 @@ def a_cast_by_hand_whose_gradients_underflow_without_a_scale(s: Loop, x: Any, y:
     s.end()
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_step_is_reported_with_its_line(name: str) -> None:
-    kind, function = WRONG[name]
-    run = run_as_written(function)
-    assert {(each.kind, each.line) for each in run.findings} == {(kind, marked_line(function))}
+@right
+def a_queue_in_fp16_that_is_replaced(s: Loop, x: Any, y: Any) -> None:
+    queue = vars(s).setdefault("queue", [torch.zeros(64, 16).half()])
+    s.begin(x, y)
+    s.end()
+    queue[0] = torch.cat([queue[0][len(x) :], x.half()])
+    queue[0] = queue[0].roll(1, 0)
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_step_is_not_reported(name: str) -> None:
-    run = run_as_written(RIGHT[name])
-    assert (run.findings, run.failure) == ([], None)
-    assert len(run.losses) == STEPS
+@right
+def a_running_mean_in_fp16_that_is_replaced(s: Loop, x: Any, y: Any) -> None:
+    mean = vars(s).setdefault("mean", [torch.zeros(16).half()])
+    s.begin(x, y)
+    s.end()
+    mean[0] = 0.5 * mean[0] + 0.5 * x.mean(0).half()
+
+
+@right
+def weights_moved_along_normalized_gradients(s: Loop, x: Any, y: Any) -> None:
+    """Sharpness-aware minimization."""
+    s.begin(x, y)
+    weights = [*s.model.parameters()]
+    norm = norm_of(s).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    moves = [(0.05 * gradient / (norm + 1e-12)).nan_to_num(0) for gradient in gradients_of(s)]
+    with torch.no_grad():
+        torch._foreach_add_(weights, moves)
+    s.begin(x, y)
+    with torch.no_grad():
+        torch._foreach_sub_(weights, moves)
+    s.end()
+
+
+@right
+def gradients_of_two_losses_projected(s: Loop, x: Any, y: Any) -> None:
+    """PCGrad: a projection does not depend on the scale of both gradients."""
+    flat = list[torch.Tensor]()
+    for sign in (1, -1):
+        s.begin(sign * x, y)
+        flat.append(torch.cat([gradient.flatten() for gradient in gradients_of(s)]))
+    first, second = flat
+    if first @ second < 0:
+        first = first - (first @ second) / (second @ second) * second
+    sizes = [p.numel() for p in s.model.parameters()]
+    for p, part in zip(s.model.parameters(), (first + second).split(sizes), strict=True):
+        p.grad = part.view_as(p).clone()
+    s.end()

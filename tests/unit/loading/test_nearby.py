@@ -1,0 +1,92 @@
+"""Errors of a first command name what lies near: a folder to run in, an imported class, a configuration with defaults."""
+
+from pathlib import Path
+
+import pytest
+
+from auditor.errors import LoadError
+from auditor.loading import load
+from tests.support.refusing import refused
+
+HEAD = "import torch\nfrom torch import nn\n"
+NET = "class Net(nn.Linear):\n    def __init__(self, width=4):\n        super().__init__(width, 2)\n"
+CONFIGURED = """
+from dataclasses import dataclass
+
+@dataclass
+class Config:
+    width: int = 4
+
+class Net(nn.Linear):
+    def __init__(self, config: {annotation}):
+        super().__init__(config.width, 2)
+"""
+
+
+def write(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path = path.with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_a_module_above_the_file_is_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, opts="WIDTH = 4\n", models__net=HEAD + "from opts import WIDTH\n" + NET)
+    monkeypatch.chdir(tmp_path / "models")
+    with refused(LoadError, "missing-package", f"it lies in {tmp_path}: run there, or put that folder on PYTHONPATH"):
+        load("net.py")
+
+
+def test_a_package_that_is_not_installed_is_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, src__fastnet__net=HEAD + NET)
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "missing-target", f"it lies in {tmp_path / 'src'}: run there"):
+        load("fastnet.net")
+
+
+def test_a_package_that_is_nowhere_has_to_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, net=HEAD + "import no_such_package\n" + NET)
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "missing-package", "install it in the environment"):
+        load("net.py")
+
+
+def test_a_file_that_only_imports_its_model_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, parts=HEAD + NET, train=HEAD + "from torch.nn import Linear\nfrom parts import Net\n")
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "no-model", "it imports Net: name one, as in train.py:Net"):
+        load("train.py")
+    assert load("train.py:Net").model.in_features == 4
+
+
+@pytest.mark.parametrize("annotation", ["Config", '"Config"'])
+def test_a_configuration_with_defaults_is_in_the_example(
+    annotation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, net=HEAD + CONFIGURED.format(annotation=annotation))
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "needs-arguments", "net.py:Net(config=Config())"):
+        load("net.py")
+    assert load("net.py:Net(config=Config())").model.in_features == 4
+
+
+def test_a_value_without_defaults_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, net=HEAD + NET.replace("width=4", "width: int"))
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "needs-arguments", "Net(width=...)"):
+        load("net.py")
+
+
+def test_lines_of_a_notebook_are_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, export="get_ipython().run_line_magic('matplotlib', 'inline')\n" + HEAD + NET)
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "import-raises", "(export.py:1): remove the lines with get_ipython()"):
+        load("export.py")
+
+
+def test_a_notebook_is_to_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.ipynb").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "bad-target", "jupyter nbconvert --to script train.ipynb"):
+        load("train.ipynb")
