@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from ..artefact.libraries import LIBRARIES, Library, exceeds_in_bf16, expressible, stored_bits
+from ..artefact.vllm import VLLM
 from ..errors import let_through
 from ..isolation.members import named_tensors
 from ..measure.layers import QuantizedModel, spans_of
@@ -31,12 +32,13 @@ def measure_code(audit: Audit, bench: Workbench) -> tuple[QuantizedPlan, ...]:
 
 def _with_code(audit: Audit, plan: QuantizedPlan, runs: _Runs) -> QuantizedPlan:
     """The plan, with the errors and sizes of its code."""
-    layers = {name: expressible(audit, library, plan)[0] for name, library in LIBRARIES.items()}
+    libraries = (*LIBRARIES.values(), VLLM)
+    layers = {library.title: expressible(audit, library, plan)[0] for library in libraries}
     plan = replace(plan, pasted_error=runs.error_in_bf16(layers["torchao"]))
     codes = {
-        library.title: _code(audit, library, plan, layers[name], runs)
-        for name, library in LIBRARIES.items()
-        if layers[name]
+        library.title: _code(audit, library, plan, layers[library.title], runs)
+        for library in libraries
+        if layers[library.title]
     }
     return replace(plan, as_pasted=codes)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from auditor import audit
 from auditor.artefact.libraries import LIBRARIES, stored_bits
+from auditor.artefact.vllm import VLLM
 from auditor.numerics.quantize import fake_quantize
 from auditor.numerics.schemes import SCHEMES
 from auditor.records.audit import Audit
@@ -170,3 +171,32 @@ def test_llm_compressor_writes_what_the_code_states(scheme: str, tmp_path: Path)
     assert stated.error == pytest.approx(float((given - exact).norm() / exact.norm()), rel=1e-2)
     written = sum(file.stat().st_size for file in (tmp_path / "small").glob("*.safetensors"))
     assert stated.weights_bytes == pytest.approx(written, rel=0.05)  # a header of names
+
+
+@torch.no_grad()
+def test_small_inputs_meet_the_lower_bound_of_scales_in_vllm() -> None:
+    """vLLM divides a token by at least 1 / (448 * 512), so that small tokens lose digits; a zero token stays zero."""
+    x = normal(16, 64, seed=1) * 1e-6
+    x[3] = 0.0
+    model = seeded(lambda: nn.Sequential(nn.Linear(64, 32, bias=False)))
+    with torch.enable_grad():
+        found = audit(model, x, formats="fp8", max_error=0.5, strategies="cast", quick=True)
+    (one,) = found.quantized_plans
+    weight = fake_quantize(model[0].weight, SCHEMES["fp8"].weight).values
+    scale = (x.abs().amax(1, keepdim=True) / 448).clamp(min=1 / (448 * 512))
+    given = (x / scale).to(torch.float8_e4m3fn).float() * scale
+    exact = model(x)
+    expected = float((given @ weight.T - exact).norm() / exact.norm())
+    assert one.as_pasted["vLLM"].error == pytest.approx(expected, rel=1e-3)
+    assert expected > 1.05 * one.error
+    said = " ".join(snippet(found, "vllm").replace("\n# ", " ").split())
+    assert f"emulation of vLLM's rounding with all other layers in FP32: error {expected:.2g}" in said
+    assert "This code needs a GPU, and was not run." in said
+
+
+def test_integers_of_inputs_are_divided_by_127_in_vllm() -> None:
+    assert VLLM.rounding is not None
+    activation = SCHEMES["int8"].activation
+    assert activation is not None
+    assert VLLM.rounding(activation, False).rule == "narrow"
+    assert VLLM.rounding(SCHEMES["int8"].weight, True).rule == "symmetric"
