@@ -38,6 +38,7 @@ from .measure.products import flag_costs
 from .measure.rerun import Yardstick, of_verdicts
 from .numerics.devices import CPU, follow, let_go, libraries, name_of
 from .plan.all_low import AllLow, run_all_low
+from .plan.pasted import measure_code
 from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
 from .plan.recommend import best_for
@@ -271,7 +272,7 @@ def _conclude(
     outputs, distance = bench.reference(subject.batches[0]), bench.yardstick.distance
     proposals = propose(distance, options.criteria, outputs, captured.first, runs, options.max_error)
     score, generating = case.score, case.generating
-    return Audit(
+    audit = Audit(
         **_description(bench, case.stages.seconds),
         nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
         findings=tuple(replace(each, node=captured.twins.get(each.node, each.node)) for each in findings),
@@ -291,6 +292,7 @@ def _conclude(
         repeats=repeated_errors(captured, subject, plan, followed.errors),
         warnings=(*subject.warnings, *captured.warnings, *planned.said, *warnings_of(bench, training)),
     )
+    return replace(audit, quantized_plans=measure_code(audit, bench))
 
 
 def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, Any]:

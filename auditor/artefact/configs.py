@@ -127,6 +127,18 @@ _METHODS = {
 """{scheme: another quantization method of transformers, besides torchao, that computes the same scales}."""
 
 
+_LOAD = '''
+
+def load(model_class, checkpoint, dtype=torch.float32, **options):
+    """Load and quantize a checkpoint. dtype: of all other layers; torch.bfloat16 halves their memory, and adds its error."""
+    return model_class.from_pretrained(
+        checkpoint, quantization_config=QUANTIZATION_CONFIG, dtype=dtype, **options
+    )
+
+
+'''
+
+
 def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
     """Code that defines QUANTIZATION_CONFIG for `from_pretrained`, and OTHER_CONFIG if another method fits."""
     imports, configs = _configs(layers, "FqnToConfig")
@@ -140,6 +152,7 @@ def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
         _assign("KEPT", skipped),
         "QUANTIZATION_CONFIG = TorchAoConfig(\n    FqnToConfig({path: CONFIGS[scheme] for path, scheme in LAYERS.items()}), "
         "modules_to_not_convert=KEPT\n)\n",
+        _LOAD,
         *([f"# Another method, whose scales may differ slightly:\nOTHER_CONFIG = {other}\n"] if other else []),
     ]
     return "".join(lines)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ..errors import PlanError
-from ..numerics.schemes import SCHEMES, Scheme
+from ..numerics.schemes import SCHEMES, Quantizer, Rounding, Scheme
 from ..records import Audit
 from ..records.quantization import QuantizedPlan
 from .configs import (
@@ -30,7 +31,7 @@ KINDS = {
     "conv2d": "convolution",
     "conv3d": "3D convolution",
 }
-"""{operation: kind of its layer}; operations not listed are transposed convolutions."""
+"""{operation: kind of its layer}; other convolutions are transposed."""
 
 
 EXPERT = re.compile(r"\.experts\.\d+(?=\.|$)")
@@ -43,7 +44,10 @@ class Library:
     of zero. kinds: function from a scheme to the kinds of layers that the library quantizes under it.
     render: code for layers {path: scheme}, and for linear layers kept in 16 bits. notes: {start of a scheme's name:
     what differs in the library}. joined: names of layers of one module that the library joins into one layer, and so
-    quantizes in one scheme."""
+    quantizes in one scheme. needs_gpu: whether its kernels of a scheme need a GPU. rounding: the library's own quantizer of
+    a weight (True) or an input, where it differs from the scheme's. stored: function from a weight's quantizer and the bits
+    of other numbers to the bits of an element and of a scale, as the code stores them. unties: whether it stores a tied
+    weight once for every layer. where: what stores the weights."""
 
     title: str
     kinds: Callable[[Scheme], tuple[str, ...]]
@@ -51,6 +55,11 @@ class Library:
     notes: Mapping[str, str]
     is_nan_on_zeros: bool = False
     joined: tuple[tuple[str, ...], ...] = ()
+    needs_gpu: Callable[[Scheme], bool] = lambda scheme: False
+    rounding: Rounding | None = None
+    stored: Callable[[Quantizer, int], tuple[float, float]] = lambda by, other: (by.element.bits, other)
+    unties: bool = False
+    where: str = ""
 
     @property
     def file(self) -> str:
@@ -73,58 +82,88 @@ def quantized_plan(audit: Audit, name: str | None = None) -> QuantizedPlan:
 
 def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
     """The plan as code for a library, after comments that name layers the library cannot quantize."""
-    layers, kept, left = _expressible(audit, library, plan)
+    layers, kept, left = expressible(audit, library, plan)
     if not layers:
         why = _left_out(library, left) or "It quantizes no layer."
         return comment(f"{library.title}: there is no code for the plan {plan.name!r}.", why)
     notes = [note for start, note in library.notes.items() if any(map(re.compile(start).match, layers.values()))]
     head = f"{library.title}: the plan {plan.name!r}, {len(layers)} of {len(plan.layers)} layers quantized."
-    said = _errors_of(audit, library, plan, layers)
     text = library.render(layers, kept)
     if library.is_nan_on_zeros and any(path in layers for path in _zero_blocks(audit, plan)):
         text = with_lower_bound(text)
         notes.append("activation_value_lb bounds the scales of inputs, since torchao turns a row of zeros into NaN.")
-    if library.title == "torchao" and _exceeds(audit, plan):
+    if library.title == "torchao" and exceeds_in_bf16(audit, plan):
         text = text.replace("dtype=torch.bfloat16", "dtype=None")
-    return (
-        comment(
-            f"{said} {head}" if _exceeds(audit, plan) else f"{head} {said}",
-            _left_out(library, left),
-            *dict.fromkeys(notes),
-        )
-        + text
-    )
+    said = _errors_of(audit, library, plan, layers)
+    exceeds = _exceeds(audit, library, plan) or exceeds_in_bf16(audit, plan)
+    first = f"{said} {head}" if exceeds else f"{head} {said}"
+    return comment(first, _left_out(library, left), *dict.fromkeys(notes)) + text
 
 
-def _limit_of(audit: Audit) -> float:
+def limit_of(audit: Audit) -> float:
     """The largest error of a plan: the budget, or 1 for the largest share of a criterion."""
     return 1.0 if audit.criteria else audit.max_error
 
 
-def _exceeds(audit: Audit, plan: QuantizedPlan) -> bool:
+def exceeds_in_bf16(audit: Audit, plan: QuantizedPlan) -> bool:
     """Whether the plan exceeds the limit with all other layers in BF16."""
-    return plan.pasted_error is not None and not plan.pasted_error <= _limit_of(audit)
+    return plan.pasted_error is not None and not plan.pasted_error <= limit_of(audit)
+
+
+def _exceeds(audit: Audit, library: Library, plan: QuantizedPlan) -> bool:
+    """Whether the library's layers and rounding exceed the limit."""
+    ran = plan.as_pasted.get(library.title)
+    return ran is not None and not ran.error <= limit_of(audit)
 
 
 def _errors_of(audit: Audit, library: Library, plan: QuantizedPlan, layers: Mapping[str, str]) -> str:
-    """What is known of the errors of a library's code: with all other layers in FP32, and in BF16."""
-    limit = f"budget {_limit_of(audit):.2g}"
-    wide = f"Verified by {plan.verified_by} with all other layers in FP32: error {plan.error:.2g}, {limit}."
-    if _exceeds(audit, plan):
+    """What is known of the errors of a library's code, with all other layers in FP32 and in BF16, and of its size."""
+    limit = f"budget {limit_of(audit):.2g}"
+    ran = plan.as_pasted.get(library.title)
+    error = plan.error if ran is None else ran.error
+    by = plan.verified_by if ran is None else ran.verified_by
+    if by == "emulation":
+        by = f"emulation of {library.title}'s rounding"
+    wide = f"Verified by {by} with all other layers in FP32: error {error:.2g}, {limit}."
+    if _exceeds(audit, library, plan):
+        wide = f"This code EXCEEDS the limit: error {error:.2g}, {limit}, by {by} with all other layers in FP32."
+    if any(library.needs_gpu(SCHEMES[scheme]) for scheme in layers.values()):
+        wide += " This code needs a GPU, and was not run."
+    size = "" if ran is None else f"Weights {library.where}: {_in_bytes(ran.weights_bytes)}."
+    if plan.pasted_error is None or (library.title != "torchao" and not exceeds_in_bf16(audit, plan)):
+        return f"{wide} {size}"
+    if exceeds_in_bf16(audit, plan):
         remedy = "dtype=None leaves them in FP32" if library.title == "torchao" else "load the model in FP32"
         beyond = f"With all other layers in BF16 the error is {plan.pasted_error:.2g}, {limit}: {remedy}."
-        return f"{beyond} {wide}"
-    if library.title == "torchao" and plan.pasted_error is not None:
-        return f"{wide} As it stands, with all other layers in BF16: error {plan.pasted_error:.2g}."
-    needs_gpu = any(not SCHEMES[scheme].on_cpu for scheme in layers.values())
-    return f"{wide} This code needs a GPU, and was not run." if needs_gpu and plan.verified_by == "emulation" else wide
+        first = (wide, beyond) if _exceeds(audit, library, plan) else (beyond, wide)
+        return " ".join((*first, size))
+    return f"{wide} As it stands, with all other layers in BF16: error {plan.pasted_error:.2g}. {size}"
+
+
+def _in_bytes(number: float) -> str:
+    """A size in decimal units with three digits: `473 kB`."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.3g} {unit}"
+    return f"{number:.0f} bytes"
+
+
+def stored_bits(library: Library, scheme: str, sizes: Sequence[int], other: int) -> float:
+    """Bits in which a library stores a weight of these sizes, output channels first, with its scales. other: bits of
+    numbers that are not quantized."""
+    by = SCHEMES[scheme].weight
+    rows, columns = sizes[0], math.prod(sizes[1:])
+    height, width = by.block[0] or rows, by.block[1] or columns
+    scales = math.ceil(rows / height) * math.ceil(columns / width)
+    element, scale = library.stored(by, other)
+    return rows * columns * element + scales * scale
 
 
 def files_of(audit: Audit, plan: QuantizedPlan) -> dict[str, str]:
     """{path in an audit's directory: text} of the plan in every library, and as JSON for a model's config.json."""
     folder = f"quantized/{plan.name}"
     result = {f"{folder}/{one.file}": code_of(audit, one, plan) for one in LIBRARIES.values()}
-    layers, kept, _ = _expressible(audit, LIBRARIES["compressed-tensors"], plan)
+    layers, kept, _ = expressible(audit, LIBRARIES["compressed-tensors"], plan)
     if layers:
         result[f"{folder}/quantization_config.json"] = json.dumps(compressed_config(layers, kept), indent=2) + "\n"
     return result
@@ -132,7 +171,7 @@ def files_of(audit: Audit, plan: QuantizedPlan) -> dict[str, str]:
 
 def applicable(audit: Audit) -> dict[str, str]:
     """{plan: its file for torchao} of the plans that torchao can apply to a model without calibration inputs."""
-    layers = {plan.name: _expressible(audit, LIBRARIES["torchao"], plan)[0] for plan in audit.quantized_plans}
+    layers = {plan.name: expressible(audit, LIBRARIES["torchao"], plan)[0] for plan in audit.quantized_plans}
     return {
         name: f"quantized/{name}/{LIBRARIES['torchao'].file}"
         for name, chosen in layers.items()
@@ -140,17 +179,17 @@ def applicable(audit: Audit) -> dict[str, str]:
     }
 
 
-def _expressible(
+def expressible(
     audit: Audit, library: Library, plan: QuantizedPlan
 ) -> tuple[dict[str, str], list[str], dict[str, str]]:
     """Layers with schemes that the library quantizes; linear layers that stay in 16 bits; and layers that the library
     leaves out, with the reason. Layers with a common scheme or weight are all quantized or all left out."""
-    kinds = {layer.owner: KINDS.get(layer.op.split(".")[1], "transposed convolution") for layer in audit.quantization}
+    kinds = {layer.owner: kind for layer in audit.quantization if (kind := _kind_of(layer.op))}
     kinds |= {path: kinds[one] for group in audit.shared_modules for one in group if one in kinds for path in group}
     left = {
         path: f"{kind}, {scheme}"
         for path, scheme in plan.layers.items()
-        if scheme and (kind := kinds.get(path, "parameter")) not in library.kinds(SCHEMES[scheme])
+        if scheme and (kind := kinds.get(path, "parameter without a module")) not in library.kinds(SCHEMES[scheme])
     }
     zeros = _zero_blocks(audit, plan)
     if library.is_nan_on_zeros:
@@ -173,8 +212,15 @@ def _expressible(
             left |= {path: f"with {first}" for path in group if plan.layers.get(path) and path not in left}
     layers = {path: scheme for path, scheme in plan.layers.items() if scheme and path not in left}
     kept = {path for path, kind in kinds.items() if kind == "linear" and path not in layers}
-    kept |= {name.rpartition(".")[0] for name in plan.left_out if name not in kinds and "." in name}
+    parameters = {name for name in (*plan.left_out, *left) if name not in kinds}
+    kept |= {name.rpartition(".")[0] for name in parameters if "." in name}
     return layers, sorted(kept), left
+
+
+def _kind_of(op: str) -> str:
+    """The kind of a module's layer; "" for a product, such as one with all experts' weights in one parameter."""
+    name = op.split(".")[1]
+    return KINDS.get(name, "transposed convolution" if "conv" in name else "")
 
 
 def _joined_groups(paths: Iterable[str], library: Library) -> list[tuple[str, ...]]:
@@ -230,6 +276,42 @@ def _modelopt_kinds(scheme: Scheme) -> tuple[str, ...]:
     )
 
 
+def _torchao_needs_gpu(scheme: Scheme) -> bool:
+    return not scheme.on_cpu and not scheme.is_calibrated and not scheme.name.startswith("mx")
+
+
+def _torchao_stored(by: Quantizer, other: int) -> tuple[float, float]:
+    """torchao stores INT4 in one byte each, and an INT8 zero point beside every scale of integers."""
+    if by.element.row is not None:
+        return by.element.bits, by.scale_bits
+    scale = 32 if by.element.bits == 8 else other
+    return 8, scale + 8
+
+
+def _compressed_stored(by: Quantizer, other: int) -> tuple[float, float]:
+    """compressed-tensors stores scales in the weight's dtype, and zero points in as many bits as an element."""
+    if by.rule.startswith("e"):
+        return by.element.bits, by.scale_bits
+    zero_point = by.element.bits if by.rule == "asymmetric" else 0
+    return by.element.bits, other + zero_point
+
+
+def _compressed_rounding(by: Quantizer, is_weight: bool) -> Quantizer:
+    """compressed-tensors has one rule for scales of MX formats: `rceil` of 8 bits, `even` of 4."""
+    if not by.rule.startswith("e8m0"):
+        return by
+    return replace(by, rule="e8m0_rceil" if by.element.bits == 8 else "e8m0_even")
+
+
+def _modelopt_rounding(by: Quantizer, is_weight: bool) -> Quantizer:
+    """ModelOpt divides the largest magnitude of integers by 127 or 7."""
+    return replace(by, rule="narrow") if by.rule == "symmetric" else by
+
+
+def _modelopt_needs_gpu(scheme: Scheme) -> bool:
+    return scheme.weight.rule.startswith("e")
+
+
 _TORCHAO_NOTES = {
     "fp8": "torchao leaves a layer in 16 bits if its number of inputs or outputs is not a multiple of 16.",
     "nvfp4": "NVFP4 needs a Blackwell GPU, and the package MSLK or the argument use_triton_kernel=False.",
@@ -240,27 +322,53 @@ _COMPRESSED_NOTES = {
 }
 _KERNELS = "ModelOpt computes this format on GPUs, in kernels that were not compared with the scheme."
 _MODELOPT_NOTES = {
-    "int": "ModelOpt divides the largest magnitude of integers by 127 or 7, torchao by 127.5 or 7.5: errors differ.",
+    "int": "ModelOpt divides the largest magnitude of integers by 127 or 7, torchao by 127.5 or 7.5.",
     "mx": _KERNELS,
     "nvfp4": _KERNELS,
 }
 
 LIBRARIES = {
-    "torchao": Library("torchao", _torchao_kinds, torchao_code, _TORCHAO_NOTES, True),
+    "torchao": Library(
+        "torchao",
+        _torchao_kinds,
+        torchao_code,
+        _TORCHAO_NOTES,
+        True,
+        needs_gpu=_torchao_needs_gpu,
+        stored=_torchao_stored,
+        unties=True,
+        where="in memory",
+    ),
     "hf-quantization": Library(
         "transformers",
         lambda scheme: ("linear",) if scheme.config and not scheme.is_calibrated else (),
         transformers_code,
         {"": "Only for a model that from_pretrained of transformers loads.", **_TORCHAO_NOTES},
         True,
+        needs_gpu=_torchao_needs_gpu,
+        stored=_torchao_stored,
+        unties=True,
+        where="in memory",
     ),
     "compressed-tensors": Library(
         "compressed-tensors",
         _compressed_kinds,
         compressed_code,
         _COMPRESSED_NOTES,
+        rounding=_compressed_rounding,
+        stored=_compressed_stored,
+        where="in the checkpoint",
     ),
-    "modelopt": Library("ModelOpt", _modelopt_kinds, modelopt_code, _MODELOPT_NOTES),
+    "modelopt": Library(
+        "ModelOpt",
+        _modelopt_kinds,
+        modelopt_code,
+        _MODELOPT_NOTES,
+        needs_gpu=_modelopt_needs_gpu,
+        rounding=_modelopt_rounding,
+        stored=lambda by, other: (other, 32),  # it keeps the largest magnitudes in FP32
+        where="in memory, since ModelOpt simulates the scheme until it exports the model",
+    ),
 }
 """{name in `--for`: library}. Their supported layers were tested with torchao 0.18, compressed-tensors 0.20,
 ModelOpt 0.47 and transformers 5.23."""

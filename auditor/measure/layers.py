@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from .. import offload
 from ..artefact.configs import torchao_code
@@ -25,7 +27,7 @@ from ..isolation.process import quietly
 from ..numerics.entries import entries, finite, is_number
 from ..numerics.metrics import output_error
 from ..numerics.nodes import op_name, row_of
-from ..numerics.schemes import SCHEMES
+from ..numerics.schemes import SCHEMES, Rounding
 from ..records import Batch, Contribution
 from ..records.quantization import KEEP, QuantizedLayer
 from ..stages import tick
@@ -33,7 +35,17 @@ from .attribute import FirstOrder, forms_of
 from .decisions import find_deciding
 from .measure import Measurement
 from .probes import signs
-from .quantized import Changes, Roles, fits, key_of, quantize_part, roles_of, together
+from .quantized import (
+    Changes,
+    Roles,
+    fits,
+    key_of,
+    picks_experts,
+    quantize_part,
+    roles_of,
+    roles_of_experts,
+    together,
+)
 from .rerun import SENSITIVE_SHARE, Reruns, Yardstick
 
 RUNS = 24
@@ -212,25 +224,40 @@ class QuantizedModel:
     def __init__(self, model: nn.Module, spans: Mapping[str, tuple[float, float]] | None = None) -> None:
         self.model, self.spans = model, spans or {}
         self.keys: dict[int, str] = {}
+        self.stacks = set[str]()
         for name, tensor in named_tensors(model):
             self.keys.setdefault(_storage(tensor), key_of(name))
+            if tensor.dim() == 3:
+                self.stacks.add(key_of(name))
         self._weights: dict[tuple[Any, ...] | None, torch.Tensor] = {}
         self._room = 0 if offload.now() is not None else STORED
 
     @contextmanager
-    def under(self, schemes: Mapping[str, str]) -> Iterator[None]:
-        """In the body, layers compute under their schemes. schemes: {layer: scheme, or "" to not quantize it}."""
-        with intercept(_Layers(self, partial(self._quantize, schemes))):
+    def under(self, schemes: Mapping[str, str], rounding: Rounding | None = None) -> Iterator[None]:
+        """In the body, layers compute under their schemes. schemes: {layer: scheme, or "" to not quantize it}. rounding:
+        a library's own quantizer in place of a scheme's."""
+        with intercept(_Layers(self, partial(self._quantize, schemes, rounding))):
             yield
 
-    def outputs(self, schemes: Mapping[str, str], batch: Batch, seed: int, by: str = "emulation") -> list[torch.Tensor]:
-        """The model's outputs under {layer: scheme}. by: `emulation`; `torchao`, see `runs_in_torchao`; or `pasted`:
-        torchao with the dtype that its emitted code has for all other layers."""
-        around = partial(self.under, schemes)
-        if by != "emulation":
-            around = partial(self._in_torchao, schemes, PASTED_DTYPE if by == "pasted" else None)
+    def outputs(
+        self,
+        schemes: Mapping[str, str],
+        batch: Batch,
+        seed: int,
+        by: str = "emulation",
+        rounding: Rounding | None = None,
+    ) -> list[torch.Tensor]:
+        """The model's outputs under {layer: scheme}. by: `emulation`; `torchao`, see `runs_in_torchao`; `pasted`: torchao
+        with the dtype that its emitted code has for all other layers; `emulation of pasted`: the same dtype in the
+        emulation. rounding: of the emulation, see `under`."""
+        around = {
+            "emulation": partial(self.under, schemes, rounding),
+            "torchao": partial(self._in_torchao, schemes, None),
+            "pasted": partial(self._in_torchao, schemes, PASTED_DTYPE),
+            "emulation of pasted": partial(self._emulating_pasted, schemes),
+        }[by]
         outputs = answer(self.model, batch, seed=seed, around=around)
-        return [x.float() if x.dtype == PASTED_DTYPE else x for x in outputs] if by == "pasted" else outputs
+        return [x.float() if x.dtype == PASTED_DTYPE else x for x in outputs] if "pasted" in by else outputs
 
     def runs_in_torchao(self, schemes: Mapping[str, str]) -> bool:
         """Whether torchao has CPU kernels for all layers in {layer: scheme}."""
@@ -255,16 +282,39 @@ class QuantizedModel:
                 del self.model._forward_pre_hooks[number]
                 self.model._forward_pre_hooks_with_kwargs.pop(number, None)
 
-    def _quantize(self, schemes: Mapping[str, str], key: str, roles: Roles, args: list[Any]) -> None:
+    @contextmanager
+    def _emulating_pasted(self, schemes: Mapping[str, str]) -> Iterator[None]:
+        """In the body, the model and its inputs are in PASTED_DTYPE; layers multiply quantized values in FP32, and round
+        their results. `answer` restores the model."""
+        hook = self.model.register_forward_pre_hook(partial(_cast_inputs, PASTED_DTYPE), with_kwargs=True)
+        self.model.to(PASTED_DTYPE)
+        in_bf16 = QuantizedModel(self.model, self.spans)  # with the weights that are there now
+        try:
+            with in_bf16.under(schemes):
+                yield
+        finally:
+            hook.remove()
+
+    def _quantize(
+        self, schemes: Mapping[str, str], rounding: Rounding | None, key: str, roles: Roles, args: list[Any]
+    ) -> None:
         scheme = schemes.get(key, "")
         for position, by in roles.quantizers(scheme) if scheme else ():
             x, is_weight = args[position], position == roles.weight
-            at = (scheme, _storage(x), x.storage_offset(), x.shape, x.stride()) if is_weight else None
+            if rounding is not None:
+                by = rounding(by, is_weight)
+            is_stored = is_weight and _storage(x) in self.keys  # else a copy of the experts that were picked
+            at = (by, _storage(x), x.storage_offset(), x.shape, x.stride()) if is_stored else None
             if (made := self._weights.get(at)) is None:
-                made = quantize_part(roles, args, position, by, self.spans.get(key)).values.to(x.dtype)
-                if is_weight and made.numel() <= self._room:
+                made = quantize_part(roles, args, position, by, self.spans.get(key)).values
+                if is_stored and made.numel() <= self._room:
                     self._weights[at], self._room = made, self._room - made.numel()
             args[position] = made
+
+
+def _cast_inputs(dtype: torch.dtype, module: nn.Module, *inputs: Any) -> Any:
+    """The arguments and keywords of a module with floating-point tensors in a dtype."""
+    return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
 
 
 class _Layers(Handler):
@@ -272,13 +322,39 @@ class _Layers(Handler):
 
     def __init__(self, of: QuantizedModel, change: Callable[[str, Roles, list[Any]], None]) -> None:
         self.of, self.change = of, change
+        self.picked = dict[int, str]()
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run one operation, with its arguments changed if it is a layer."""
-        roles, changed = roles_of(op_name(op), args, lambda x: x.shape), list(args)
-        if roles is not None and (key := self.of.keys.get(_storage(args[roles.weight]))) is not None:
-            self.change(key, roles, changed)
-        return op(*changed, **kwargs)
+        name, changed = op_name(op), list(args)
+        roles = roles_of_experts(name, args, self._is_stack) or roles_of(name, args, lambda x: x.shape)
+        key = self._key(args[roles.weight]) if roles is not None else None
+        if roles is None or key is None:
+            result = op(*args, **kwargs)
+            if picks_experts(name, args) and self._is_stack(args[0]):
+                self._remember(result, args[0])
+            return result
+        self.change(key, roles, changed)
+        dtype = args[roles.weight].dtype
+        if dtype == torch.float32:
+            return op(*changed, **kwargs)
+        in_fp32 = (x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in changed)
+        return op(*in_fp32, **kwargs).to(dtype)
+
+    def _key(self, x: torch.Tensor) -> str | None:
+        """The layer whose weight a tensor is, or which it was picked from."""
+        return self.of.keys.get(_storage(x)) or self.picked.get(_storage(x))
+
+    def _is_stack(self, x: Any) -> bool:
+        return isinstance(x, torch.Tensor) and x.dim() in (2, 3) and self._key(x) in self.of.stacks
+
+    def _remember(self, result: torch.Tensor, stack: torch.Tensor) -> None:
+        """Note, while it exists, that a tensor was picked from a stack."""
+        place, key = _storage(result), self._key(stack)
+        if place in self.of.keys or key is None:
+            return
+        self.picked[place] = key
+        weakref.finalize(result, self.picked.pop, place, None)
 
     part = whole
 

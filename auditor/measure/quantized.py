@@ -32,6 +32,12 @@ _ARGUMENTS = {
 }
 """{operation: (position of the input, position of the weight, the weight's dimension that is summed over)}."""
 
+_PRODUCTS = {"_grouped_mm": 0, "bmm": 0, "matmul": 0, "mm": 0, "baddbmm": 1}
+"""{product: position of its left factor, which the right one follows}. One of them may be a stack of experts' weights."""
+
+_PICKS = ("select", "index_select", "index")
+"""Operations that pick experts from a stack by their number, in its first dimension."""
+
 _OUTLIER, _MOST_OUTLIERS = 4.0, 8
 """Factor by which an outlier channel's largest magnitude exceeds the channels' median; maximum number of outlier
 channels. Outlier rows, such as a token of every text, may be up to half of all rows."""
@@ -53,12 +59,16 @@ _PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
 
 class Roles(NamedTuple):
     """Positions of a layer's input and weight among the operation's arguments; given is None for an embedding. summed:
-    the dimension of the weight that is summed over; spatial: number of dimensions of a convolution's kernel."""
+    the dimension of the weight that is summed over; spatial: number of dimensions of a convolution's kernel. given_summed:
+    the dimension of the input that is summed over. stacked: whether the weight is a stack of experts' weights, or one
+    picked from it."""
 
     given: int | None
     weight: int
     summed: int
     spatial: int
+    given_summed: int = -1
+    stacked: bool = False
 
     def quantizers(self, scheme: str) -> Iterator[tuple[int, Quantizer]]:
         """(position, quantizer) of the weight and, if the scheme quantizes it, of the input."""
@@ -81,7 +91,7 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        """The kind of layer, as in `Scheme.fits`: embedding | convolution | linear."""
+        """The kind of layer, as in `Scheme.fits`: embedding | convolution | linear. Experts are linear layers."""
         return "embedding" if self.given is None else "convolution" if self.roles.spatial else "linear"
 
 
@@ -97,20 +107,70 @@ def roles_of(op: str, args: Sequence[Any], shape_of: Callable[[Any], Sequence[in
         return None
     given, weight, summed = _ARGUMENTS[name]
     transposed = name == "convolution" and bool(args[6])
-    return Roles(given, weight, 0 if transposed else summed, len(shape_of(args[weight])) - 2 if "conv" in name else 0)
+    spatial = len(shape_of(args[weight])) - 2 if "conv" in name else 0
+    return Roles(given, weight, 0 if transposed else summed, spatial, -1 - spatial)
+
+
+def roles_of_experts(op: str, args: Sequence[Any], is_stack: Callable[[Any], bool]) -> Roles | None:
+    """Roles of the arguments of a product with a stack of experts' weights [experts, *, *], or with experts picked from it;
+    None for other operations. is_stack: whether an argument is one.
+
+    The product shows which dimension is summed over, in both layouts: [experts, outputs, inputs] on the left of the input
+    or transposed on its right, and [experts, inputs, outputs] on its right.
+    """
+    name = op.split(".")[1] if op.startswith("aten.") else ""
+    if name == "linear" and is_stack(args[1]):
+        return Roles(0, 1, -1, 0, stacked=True)
+    left = _PRODUCTS.get(name)
+    if left is None:
+        return None
+    right = left + 1
+    if is_stack(args[right]):
+        return Roles(left, right, -2, 0, stacked=True)
+    if is_stack(args[left]):
+        return Roles(right, left, -1, 0, given_summed=-2, stacked=True)
+    return None
+
+
+def picks_experts(op: str, args: Sequence[Any]) -> bool:
+    """Whether an operation picks entries in the first dimension of its first argument only."""
+    name = op.split(".")[1] if op.startswith("aten.") else ""
+    if name == "index":
+        return len(args[1]) == 1
+    return name in _PICKS and args[1] == 0
 
 
 def layers_of(capture: Capture) -> dict[str, Layer]:
-    """{operation: Layer}, for layers whose weight is a parameter, possibly reshaped or transposed."""
+    """{operation: Layer}, for layers whose weight is a parameter, possibly reshaped or transposed; and for products with a
+    stack of experts' weights, or with experts picked from it."""
     names = {place.name: place.fqn or "" for place in capture.placeholders if place.kind in ("parameter", "buffer")}
+
+    def root_of(weight: fx.Node) -> fx.Node:
+        """The parameter of which a value is a view, or which it is picked from."""
+        while True:
+            source = view_source(weight)
+            if source is None and weight.op == "call_function" and picks_experts(op_of(weight), weight.args):
+                picked_from = weight.all_input_nodes[0]
+                source = picked_from if len(shape(picked_from)) == 3 else None
+            if source is None:
+                return weight
+            weight = source
+
+    def is_stack(value: Any) -> bool:
+        if not isinstance(value, fx.Node) or len(shape(value)) not in (2, 3):
+            return False
+        root = root_of(value)
+        return root.name in names and len(shape(root)) == 3
+
     result = {}
     for n in capture.graph_module.graph.nodes:
-        roles = roles_of(op_of(n), n.args) if n.op == "call_function" else None
+        if n.op != "call_function":
+            continue
+        roles = roles_of_experts(op_of(n), n.args, is_stack) or roles_of(op_of(n), n.args)
         if roles is None:
             continue
-        root = weight = n.args[roles.weight]
-        while (source := view_source(root)) is not None:
-            root = source
+        weight = n.args[roles.weight]
+        root = root_of(weight)
         if root.name in names and len(shape(weight)) > 1:
             given = None if roles.given is None else n.args[roles.given]
             result[n.name] = Layer(n, given, weight, key_of(names[root.name]), roles)
@@ -179,6 +239,8 @@ def fits(layer: Layer, scheme: str) -> bool:
     """Whether kernels exist for a layer under a scheme."""
     sizes = shape(layer.weight)
     columns = sizes[layer.roles.summed]
+    if layer.roles.stacked:
+        sizes = sizes[-2:]
     return SCHEMES[scheme].fits(layer.kind, math.prod(sizes) // columns, columns)
 
 
@@ -199,18 +261,29 @@ class Part:
 def quantize_part(
     roles: Roles, args: Sequence[Any], position: int, by: Quantizer, span: tuple[float, float] | None = None
 ) -> Part:
-    """Quantize a layer's weight or input, which is `args[position]`. span: range of calibration inputs."""
+    """Quantize a layer's weight or input, which is `args[position]`. span: range of calibration inputs. Every expert in a
+    stack is quantized by itself."""
     is_weight = position == roles.weight
-    channels = roles.summed if is_weight else args[position].dim() - 1 - roles.spatial
+    channels = roles.summed if is_weight else roles.given_summed
     moved = args[position].movedim(channels, -1)
-    x = moved.flatten(1) if is_weight else moved.reshape(-1, moved.shape[-1])
-    made = fake_quantize(x, by, span if by.calibrated else None)
+    x = moved.flatten(1) if is_weight and not roles.stacked else moved.reshape(-1, moved.shape[-1])
+    scales_cross_rows = by.block[0] != 1 or by.rule == "e4m3_two_levels"
+    if is_weight and roles.stacked and moved.dim() == 3 and scales_cross_rows:
+        made = _join([fake_quantize(expert, by) for expert in moved])
+    else:
+        made = fake_quantize(x, by, span if by.calibrated else None)
     without_scale = made.values.isnan() & (x == 0)  # 0 / 0: libraries with a lower bound of the scale give 0
     has_zero_block = bool(without_scale.any())
     if has_zero_block:
         made = replace(made, values=made.values.masked_fill(without_scale, 0.0))
     name, values = "weight" if is_weight else "activation", made.values.view(moved.shape).movedim(-1, channels)
     return Part(name, x, made, by, values, has_zero_block)
+
+
+def _join(parts: Sequence[Quantized]) -> Quantized:
+    """Matrices [rows, columns] below each other."""
+    values, beyond, vanished = (torch.cat(each) for each in zip(*(vars(one).values() for one in parts), strict=True))
+    return Quantized(values, beyond, vanished)
 
 
 Changes = list[tuple[Part, torch.Tensor]]

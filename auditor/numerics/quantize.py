@@ -45,11 +45,12 @@ Rule = Callable[[torch.Tensor, Range, Quantizer], Scaled]
 
 
 def by_largest(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
-    """Scale rule: the largest magnitude becomes the largest element; a block of zeros has scale 0, and becomes NaN.
+    """Scale rule: the largest magnitude becomes the largest element; a block of zeros has scale 0, and becomes NaN, unless
+    the scale has a lower bound.
 
     Source: torchao 0.18, `_choose_scale_float8` and `_quantize_affine_float8` (without a lower bound for the scale).
     """
-    scale = span.magnitude / by.element.largest
+    scale = (span.magnitude / by.element.largest).clamp(min=by.least_scale)
     return Scaled(x / scale, scale)
 
 
@@ -61,6 +62,17 @@ def symmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
     largest = torch.maximum(span.high.clamp(min=0), -span.low.clamp(max=0))
     scale = (largest / ((by.element.largest - by.element.least) / 2)).clamp(min=by.least_scale)
     return Scaled(x * (1.0 / scale), scale)
+
+
+def narrow(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
+    """Scale rule: the largest magnitude becomes the largest integer (127 of INT8), so that nothing saturates.
+
+    Source: ModelOpt 0.47, `_tensor_quant`, whose scale is the quotient's inverse, and 0 where the magnitude is at most
+    2^-24.
+    """
+    largest = span.magnitude
+    inverse = torch.where(largest <= 2.0**-24, 0.0, by.element.largest / largest)
+    return Scaled(x * inverse, torch.where(inverse == 0, 1.0, 1.0 / inverse))
 
 
 def asymmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
@@ -126,6 +138,7 @@ def _two_to(exponent: torch.Tensor, span: Range) -> torch.Tensor:
 RULES: Mapping[str, Rule] = {
     "largest": by_largest,
     "symmetric": symmetric,
+    "narrow": narrow,
     "asymmetric": asymmetric,
     **{f"e8m0_{rounding}": partial(power_of_two, rounding=rounding) for rounding in ("floor", "ceil", "even")},
     "e8m0_rceil": ratio_of_two,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -44,7 +44,7 @@ class Element:
 class Quantizer:
     """How one tensor is quantized. block: numbers of (rows, columns) that share a scale; 0: all rows or columns.
 
-    rule: the scale rule, see `quantize.RULES`. least_scale: lower bound of the scale of integers. scale_bits: bits
+    rule: the scale rule, see `quantize.RULES`. least_scale: lower bound of the scale, for FP8 and integers. scale_bits: bits
     stored per block. calibrated: whether the range comes from calibration inputs, not from the tensor.
     """
 
@@ -59,6 +59,10 @@ class Quantizer:
     def bits(self) -> float:
         """Bits of an element with its share of the scale; scales of whole rows and tensors are not counted."""
         return self.element.bits + (self.scale_bits / math.prod(self.block) if all(self.block) else 0.0)
+
+
+Rounding = Callable[[Quantizer, bool], Quantizer]
+"""A library's own quantizer in place of a scheme's, for a weight (True) or an input."""
 
 
 @dataclass(frozen=True)

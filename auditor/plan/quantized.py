@@ -112,7 +112,6 @@ class QuantizedPlans:
             single_errors=search.sum_of_singles(choice),
             calibration_error=one.measured,
             held_out_error=one.held_out if subject.held_out else None,
-            pasted_error=self._pasted_error(layers),
             verified_by=one.by,
             despite=self._despite(layers, one),
             score=one.score,
@@ -162,19 +161,6 @@ class QuantizedPlans:
             let_through(error)
             return _Errors(math.inf, math.inf, math.inf)
         return _Errors(measured, held_out, worst_of([measured, held_out, self.margin * bound]))
-
-    def _pasted_error(self, schemes: Mapping[str, str]) -> float | None:
-        """The worst error of torchao's code as it is emitted, with all other layers in BF16; None if it cannot run here."""
-        if not self.model.runs_in_torchao(schemes):
-            return None
-        batches = (*self.bench.subject.batches, *self.bench.subject.held_out)
-        distance = self.bench.yardstick.distance
-        try:
-            error = worst_of([distance(*pair) for pair in self._outputs(schemes, batches, "pasted")])
-        except Exception as failure:  # the model's own code may mix FP32 values with BF16 weights
-            let_through(failure)
-            return None
-        return error if math.isfinite(error) else None
 
     def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> Run:
         """Run the model under {layer: scheme}; error inf if it raises. by: quantizes by `emulation` or `torchao`."""

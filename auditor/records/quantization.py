@@ -76,6 +76,26 @@ class QuantizedLayer:
 
 
 @dataclass(frozen=True)
+class LibraryCode:
+    """A plan's code for one library: what its layers, its rounding and its storage give."""
+
+    error: Annotated[
+        float,
+        FileField(
+            "measured error on calibration and held-out inputs with the library's layers and rounding, all other layers in FP32"
+        ),
+    ]
+    weights_bytes: Annotated[float, FileField("bytes of all parameters and buffers as this code stores them", least=0)]
+    verified_by: Annotated[
+        str,
+        FileField(
+            "what ran: `torchao`, or the audit's `emulation` of the library's rounding",
+            choices=("torchao", "emulation"),
+        ),
+    ]
+
+
+@dataclass(frozen=True)
 class QuantizedPlan:
     """A scheme, or 16 bits, for every layer that the plan's schemes can quantize. Errors have the budget's measure."""
 
@@ -131,10 +151,14 @@ class QuantizedPlan:
     pasted_error: Annotated[
         float | None,
         FileField(
-            "measured error of torchao's code with all other layers in BF16, its default, on calibration and held-out inputs; "
-            "`null`: a layer needs a GPU, or the model does not run in BF16"
+            "error of torchao's code as it is emitted, with its layers and all others in BF16, on calibration and held-out "
+            "inputs, in emulation if a layer needs a GPU; `null`: no such code, or the model does not run in BF16"
         ),
     ] = None
+    as_pasted: Annotated[
+        Mapping[str, LibraryCode],
+        FileField("the plan's code by the library's name; without libraries that can quantize no layer of the plan"),
+    ] = empty()
     score: Annotated[Score | None, FileField("the user's score under the plan; `null`: none")] = None
     runs: Annotated[int, FileField("number of model runs from which layers were chosen", least=0)] = 0
     tested: Annotated[

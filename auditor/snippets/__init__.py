@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..artefact.libraries import LIBRARIES, code_of, quantized_plan
+from ..artefact.vllm import VLLM as SCHEMES_IN_VLLM
 from ..document.read import audit_in
 from ..errors import AuditorError
 from .diffusion import DIFFUSERS, component_of
@@ -12,7 +13,7 @@ from .offer import code_for
 from .storage import FSDP2, HUGGING_FACE
 from .trainers import GRADSCALER, LIGHTNING
 from .vllm import NAME as VLLM
-from .vllm import SCHEME_PLANS, TOOL
+from .vllm import TOOL
 
 TOOLS = {"hf": HUGGING_FACE, "fsdp2": FSDP2, "lightning": LIGHTNING, "gradscaler": GRADSCALER, "diffusers": DIFFUSERS}
 
@@ -38,7 +39,7 @@ def snippet(plan: Any, tool: str, name: str | None = None) -> str:
     if tool != VLLM:
         return code_for(audit, TOOLS[tool], name)
     if audit.quantized_plans and name not in audit.plans:
-        return code_of(audit, SCHEME_PLANS, quantized_plan(audit, name))
+        return code_of(audit, SCHEMES_IN_VLLM, quantized_plan(audit, name))
     return code_for(audit, TOOL, name)
 
 

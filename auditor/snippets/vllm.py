@@ -1,12 +1,9 @@
-"""Plans for vLLM, which runs a whole model in one dtype, and joins layers that read the same input."""
+"""Plans of formats for vLLM, which runs a whole model in one dtype."""
 
 from __future__ import annotations
 
-from ..artefact.configs import compressed_code
-from ..artefact.libraries import LIBRARIES, Library
 from ..artefact.text import comment
 from ..numerics.formats import FORMATS, label
-from ..numerics.schemes import Scheme
 from ..records import Audit, Plan
 from .offer import Tool
 
@@ -14,14 +11,6 @@ NAME = "vllm"
 
 REFUSES_FP16 = "Gemma 2, Gemma 3 and GLM-4"
 """Models that vLLM refuses to run in FP16."""
-
-JOINED = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("query", "key", "value"),
-    ("gate_proj", "up_proj"),
-    ("w1", "w3"),
-)
-"""Names of layers of one module that vLLM joins into one layer: it refuses a checkpoint that quantizes them differently."""
 
 _NOTE = (
     "vLLM has kernels of its own, and computes norms and softmax in FP32. The audit ran the model's own code: compare outputs "
@@ -37,18 +26,6 @@ def serve(checkpoint, **options):
     from vllm import LLM
 
     return LLM(model=checkpoint, dtype={dtype!r}, **options)
-'''
-
-_SCHEMES = '''
-
-# Command line, once the checkpoint is written: vllm serve CHECKPOINT
-
-
-def serve(checkpoint, **options):
-    """Load the checkpoint that llm-compressor wrote: vLLM reads the configuration from its config.json."""
-    from vllm import LLM
-
-    return LLM(model=checkpoint, **options)
 '''
 
 
@@ -73,20 +50,5 @@ def _needs_two_dtypes(audit: Audit, plan: Plan) -> str | None:
     return f"{said} The whole model in low precision does not hold: vllm serve CHECKPOINT --dtype float32"
 
 
-def _kinds(scheme: Scheme) -> tuple[str, ...]:
-    """The kinds of layers that vLLM reads in a scheme: those of compressed-tensors, whose inputs have a scale for each
-    token if they are INT8 with dynamic scales."""
-    by = scheme.activation
-    is_per_tensor = by is not None and by.block == (0, 0) and not by.calibrated and by.element.row is None
-    return () if is_per_tensor else LIBRARIES["compressed-tensors"].kinds(scheme)
-
-
 TOOL = Tool("vLLM", ("autocast", "cast"), "", _in_one_dtype, _needs_two_dtypes)
-SCHEME_PLANS = Library(
-    "vLLM",
-    _kinds,
-    lambda layers, kept: compressed_code(layers, kept) + _SCHEMES,
-    LIBRARIES["compressed-tensors"].notes,
-    joined=JOINED,
-)
-"""What vLLM accepts was read from vLLM 0.33: `compressed_tensors.py` and its `utils.py`, and `config/model.py`."""
+"""What vLLM accepts was read from vLLM 0.33: `config/model.py`."""

@@ -279,7 +279,8 @@ def test_code_that_needs_a_gpu_says_so() -> None:
     model = seeded(Decoder)
     found = audited(model, ids(0), formats="fp8", max_error=0.2)
     (one,) = found.quantized_plans
-    assert one.pasted_error is None
+    assert one.pasted_error != one.error  # in emulation
+    assert one.pasted_error == pytest.approx(one.error, rel=0.2)
     assert "This code needs a GPU, and was not run." in " ".join(
         snippet(found, "torchao", "fp8").replace("#", "").split()
     )
@@ -631,36 +632,6 @@ def test_no_dominated_plan_is_listed_and_the_best_plan_is_the_first() -> None:
         title = "mixed plan" if one.name == "mixed" else f"{one.name.upper()} plan"
         assert not better or not any(one.layers.values()) or one.dominated_by
         assert (f"{title}: " in shown) == (not one.dominated_by)
-
-
-class Stacked(nn.Module):
-    """Four experts in one parameter, a router and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router, self.head = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, WIDTH)
-        self.stack = nn.ParameterDict({"up": torch.randn(4, WIDTH, WIDTH) / 8})
-
-    def forward(self, x: Tensor) -> Tensor:
-        shares = self.router(x).softmax(-1)
-        return self.head(sum(F.linear(x, self.stack["up"][i]) * shares[:, i, None] for i in range(4)))
-
-
-def test_experts_in_one_parameter_are_named_and_count_in_the_average() -> None:
-    model = seeded(Stacked)
-    found = audited(model, normal(32, WIDTH, seed=1), formats="int8", max_error=0.5)
-    (one,) = found.quantized_plans
-    quantized = model.router.weight.numel() + model.head.weight.numel()
-    everything = sum(parameter.numel() for parameter in model.parameters())
-    assert one.effective_bits == 8.0
-    assert one.model_bits == pytest.approx(16 - 8 * quantized / everything)
-    assert one.left_out == ("stack.up",)
-    shown = " ".join(text(found, width=200, color=False, most=100).split())
-    assert f"with {one.model_bits:.2f} bits per weight on average over the whole model, and 8.00 over these" in shown
-    assert "In 16 bits, since no audited scheme can quantize them: stack.up." in shown
-    names = {}
-    exec(snippet(found, "compressed-tensors", "int8"), names)
-    assert names["QUANTIZATION_CONFIG"]["ignore"] == ["stack"]
 
 
 def test_only_choices_that_ran_are_called_tested(monkeypatch: pytest.MonkeyPatch) -> None:
