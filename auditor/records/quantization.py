@@ -50,9 +50,9 @@ class QuantizedLayer:
         str,
         FileField(
             "cause of that part's error: `outlier channel` of the summed dimension; `outlier row`: an output channel "
-            "of a weight, a row of an activation; `slice`: of a fused weight; `range`: entries saturate or become zero; "
-            "`rounding`",
-            choices=("outlier channel", "outlier row", "slice", "range", "rounding"),
+            "of a weight, a row of an activation; `slice`: of a fused weight; `unequal channels`: output "
+            "channels of a weight that share a scale; `range`: entries saturate or become zero; `rounding`",
+            choices=("outlier channel", "outlier row", "slice", "unequal channels", "range", "rounding"),
         ),
     ]
     place: Annotated[str, FileField("the channels, rows or slice with the cause, in words; or empty")] = ""
