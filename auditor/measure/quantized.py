@@ -241,13 +241,27 @@ class QuantizedLayers:
                 yield scheme, kind, error
             yield scheme, "isolated", together(parts)
 
-    def run(self, name: str, scheme: str) -> Changes:
-        """Run a layer in FP32 on its quantized weight, then also on its quantized input, if the scheme has one."""
+    def value_of(self, n: fx.Node | None) -> torch.Tensor:
+        """The FP32 result of an operation, or a parameter or input."""
+        assert n is not None
+        value: torch.Tensor = self._values[n.name]
+        return value
+
+    def run(self, name: str, scheme: str, factors: torch.Tensor | None = None) -> Changes:
+        """Run a layer in FP32 on its quantized weight, then also on its quantized input, if the scheme has one. factors:
+        [channels] of a linear layer; its input is divided by them before, and its weight multiplied."""
         layer, before = self.layers[name], self._values[name]
         given, kwargs = fx.node.map_arg((layer.node.args, layer.node.kwargs), lambda n: self._values[n.name])
         args, parts = [*given], Changes()
+        span = self._spans.get(layer.key)
+        if factors is not None and layer.roles.given is not None:
+            smooth = self.value_of(layer.given) / factors
+            weight = self.value_of(layer.weight).movedim(layer.roles.summed, -1) * factors
+            args[layer.roles.given] = smooth
+            args[layer.roles.weight] = weight.movedim(-1, layer.roles.summed)
+            span = float(smooth.min()), float(smooth.max())
         for position, by in layer.roles.quantizers(scheme):
-            part = quantize_part(layer.roles, args, position, by, self._spans.get(layer.key))
+            part = quantize_part(layer.roles, args, position, by, span)
             args[position] = part.values
             after = target_of(layer.node)(*args, **kwargs)
             parts.append((part, after - before))
