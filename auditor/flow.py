@@ -266,12 +266,16 @@ def _conclude(
         findings = about(bench.findings, planned.plans, recommended, captured, graph, options.strategies)
         repairs = predict_repairs(bench, planned.plans, recommended, findings)
         followed = under_plan(captured, subject.model, subject.batches[0], plan)
+    generation = None
+    if case.generating is not None:
+        with case.stages("caches", "find the layers whose keys or values need more bits"):
+            generation = case.generating.record(subject.model, plan)
     flops = {name: cost.flops for name, cost in bench.costs.items()}
     tried = [plan] if plan else [each for each in planned.plans.values() if each.is_verified]
     runs = [(plan_title(each), each.verification) for each in tried if each.verification]
     outputs, distance = bench.reference(subject.batches[0]), bench.yardstick.distance
     proposals = propose(distance, options.criteria, outputs, captured.first, runs, options.max_error)
-    score, generating = case.score, case.generating
+    score = case.score
     audit = Audit(
         **_description(bench, case.stages.seconds),
         nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
@@ -282,7 +286,7 @@ def _conclude(
         decisions=(*measured.decisions, *planned.held),
         repairs=repairs,
         evaluation=replace(score.evaluation, function=portable(score.evaluation.function)) if score else None,
-        generation=generating.record(plan) if generating else None,
+        generation=generation,
         training=training,
         recommended=recommended,
         recommendation=reason,

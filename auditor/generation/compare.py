@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,9 +26,17 @@ RUNS = 32
 """Maximum number of values in `kl_by_position`, each the mean over an interval of steps."""
 
 INT8 = 127.0
+WIDER = "bf16"
+"""The format of the tensors of a cache that need more bits."""
+
 STORED: dict[str, int] = {"bf16": 2, "fp8_e4m3": 1, "int8": 1}
-"""{format of a stored cache: bytes per entry}. One-byte formats have a scale per tensor, as in vLLM and
-TensorRT-LLM."""
+"""{format of a stored cache: bytes per entry}. One-byte formats have a scale, see `CacheRounding`."""
+
+OTHER_SCALES = (("fp8_e4m3", "head"), ("fp8_e4m3", "one"), ("int8", "head"))
+"""Further (format, scale) of one-byte caches; the scale of `stored_caches` is per tensor, as in vLLM and TensorRT-LLM."""
+
+Observe = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""A function that gets, in each step, its number and FP32's and the compared logits, [prompts, vocabulary]."""
 
 NORMAL_95 = 0.98
 """Half of a standard normal's two-sided 95 % quantile, 1.96: the root of a Poisson count has standard deviation 1/2."""
@@ -73,22 +81,31 @@ class Decoding:
         return ReferenceTokens(prompts, given, scores.double(), (ended.cumsum(1) - ended.long()) == 0, file)
 
     def compare(
-        self, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around, store: Store | None = None
+        self,
+        model: nn.Module,
+        batches: Sequence[ReferenceTokens],
+        around: Around,
+        store: Store | None = None,
+        observe: Observe | None = None,
     ) -> dict[str, Any]:
         """Feed FP32's tokens to a model, one by one ("cached") and all at once ("one_pass"). Returns, under each key, a
         tensor [4, steps, prompts] for each batch, see `_row`.
 
         store: rounds the cache after each step; with `store`, the pass over all tokens, which has no cache, is omitted.
+        observe: called in each step of the decoding.
         """
         one_pass = [self._in_one_pass(model, one, around) for one in batches] if store is None else []
-        return {"cached": [self._cached_replay(model, one, around, store) for one in batches], "one_pass": one_pass}
+        cached = [self._cached_replay(model, one, around, store, observe) for one in batches]
+        return {"cached": cached, "one_pass": one_pass}
 
     def _cached_replay(
-        self, model: nn.Module, one: ReferenceTokens, around: Around, store: Store | None
+        self, model: nn.Module, one: ReferenceTokens, around: Around, store: Store | None, observe: Observe | None
     ) -> torch.Tensor:
         expected, rows = torch.load(one.logits, mmap=True), list[torch.Tensor]()
 
         def follow(step: int, logits: torch.Tensor) -> torch.Tensor:
+            if observe is not None:
+                observe(step, expected[step], logits.cpu())
             rows.append(self._row(step, expected[step], logits.cpu(), one.tokens[:, step].cpu()))
             return one.tokens[:, step]
 
@@ -128,51 +145,81 @@ class Decoding:
 def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
     """The floating-point tensors that one step passes to the next: keys and values of each layer, or the state of
     `step`."""
+    for _, tensor in named_tensors_of(state):
+        yield tensor
+
+
+def named_tensors_of(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of all `cached_tensors`: `layer 0 keys` in a cache of transformers, the place in another state."""
     if isinstance(state, torch.Tensor):
         shared = any(step == 0 and size > 1 for step, size in zip(state.stride(), state.shape, strict=True))
-        yield from [state] * (state.is_floating_point() and not shared)  # entries that share memory cannot be written
+        if state.is_floating_point() and not shared:  # entries that share memory cannot be written
+            yield name or "state", state
     elif isinstance(state, dict):
-        yield from cached_tensors([*state.values()])
+        for key, each in state.items():
+            yield from named_tensors_of(each, f"{name} {key}".strip())
     elif isinstance(state, list | tuple):
-        for each in state:
-            yield from cached_tensors(each)
+        for index, each in enumerate(state):
+            yield from named_tensors_of(each, f"{name or 'state'} {index}")
     elif hasattr(state, "layers"):
-        yield from cached_tensors([getattr(layer, name, None) for layer in state.layers for name in ("keys", "values")])
+        for index, layer in enumerate(state.layers):
+            for part in ("keys", "values"):
+                yield from named_tensors_of(getattr(layer, part, None), f"{name} layer {index} {part}".strip())
     elif hasattr(state, "self_attention_cache"):
-        yield from cached_tensors([state.self_attention_cache, state.cross_attention_cache])
+        yield from named_tensors_of(state.self_attention_cache, "decoder")
+        yield from named_tensors_of(state.cross_attention_cache, "encoder")
 
 
 class CacheRounding:
     """Rounds all tensors of a cache after each step, in place.
 
-    In one-byte formats, each tensor's scale is fixed once the cache holds the prompt, by the largest entry then; larger
-    entries of later tokens saturate. sizes: number of cached entries per text, after each step. entries, beyond: number
-    of entries written in all steps, and how many of these saturated.
+    A one-byte format has a scale, which is fixed once the cache holds the prompt: set by the largest entry then, per
+    `tensor` or per `head` ([texts, heads, tokens, size]; other shapes have one scale), or `one`. Larger entries of later
+    tokens saturate. only: names of the tensors in this format, if not all; the others are stored in BF16. entries_by_name:
+    {tensor: entries of a text, after the last step}. sizes: bytes of the cache per text, after each step.
+    entries, beyond: number of entries written in all steps in the format, and how many of these saturated.
     """
 
-    def __init__(self, stored: str, texts: int) -> None:
-        self.stored, self.texts, self.sizes = stored, texts, list[float]()
-        self._scales: list[torch.Tensor] = []
+    def __init__(self, stored: str, texts: int, scale: str = "tensor", only: Container[str] | None = None) -> None:
+        self.stored, self.texts, self.scale, self.only = stored, texts, scale, only
+        self.sizes = list[float]()
+        self.entries_by_name = dict[str, float]()
+        self._scales = dict[int, torch.Tensor]()
         self._lengths = dict[int, int]()
         self.beyond = self.entries = 0
 
     def __call__(self, state: Any) -> None:
-        tensors = [*cached_tensors(state)]
-        self.sizes.append(sum(x.numel() for x in tensors) / self.texts)
+        bytes_now = 0.0
+        for index, (name, x) in enumerate(named_tensors_of(state)):
+            stored = self.stored if self.only is None or name in self.only else WIDER
+            self.entries_by_name[name] = x.numel() / self.texts
+            bytes_now += self.entries_by_name[name] * STORED[stored]
+            if STORED[stored] > 1:
+                x.copy_(plain(in_format(x, FORMATS[stored])))
+            else:
+                self._round_scaled(index, x)
+        self.sizes.append(bytes_now)
+
+    def _round_scaled(self, index: int, x: torch.Tensor) -> None:
+        """Round a tensor in the one-byte format, in place. index: its position among the tensors of the cache."""
         largest = INT8 if self.stored == "int8" else FORMATS[self.stored].largest
-        if STORED[self.stored] == 1 and not self._scales:
-            self._scales = [x.abs().max().clamp_min(torch.finfo(torch.float32).tiny) / largest for x in tensors]
-        for index, x in enumerate(tensors):
-            if STORED[self.stored] > 1:
-                x.copy_(plain(in_format(x, FORMATS[self.stored])))
-                continue
-            scaled = (x / self._scales[index]).nan_to_num()
-            self.beyond += int((scaled.abs() > largest * (1 + 1e-6)).sum())
-            scaled = scaled.clamp(-largest, largest)
-            rounded = scaled.round() if self.stored == "int8" else plain(in_format(scaled, FORMATS[self.stored]))
-            stored = rounded * self._scales[index]
-            self.entries += self._count_written(index, x, stored)
-            x.copy_(stored)
+        if index not in self._scales:
+            self._scales[index] = self._scale_of(x, largest)
+        scaled = (x / self._scales[index]).nan_to_num()
+        self.beyond += int((scaled.abs() > largest * (1 + 1e-6)).sum())
+        scaled = scaled.clamp(-largest, largest)
+        rounded = scaled.round() if self.stored == "int8" else plain(in_format(scaled, FORMATS[self.stored]))
+        stored = rounded * self._scales[index]
+        self.entries += self._count_written(index, x, stored)
+        x.copy_(stored)
+
+    def _scale_of(self, x: torch.Tensor, largest: float) -> torch.Tensor:
+        """The scale of a tensor that holds the prompt: a number or, per head, [1, heads, 1, 1]."""
+        if self.scale == "one":
+            return x.new_ones(())
+        by_head = self.scale == "head" and x.dim() == 4
+        most = x.abs().amax((0, 2, 3), keepdim=True) if by_head else x.abs().max()
+        return most.clamp_min(torch.finfo(torch.float32).tiny) / largest
 
     def _count_written(self, index: int, x: torch.Tensor, stored: torch.Tensor) -> int:
         """Number of a tensor's entries that are new since the last step: those by which it grew. In a tensor that keeps
@@ -189,41 +236,66 @@ class CacheRounding:
         """Cache bytes of a text that do not depend on its length, and bytes per token. first: length of the prompt."""
         steps = len(self.sizes) - 1
         each = (self.sizes[-1] - self.sizes[0]) / steps if steps else self.sizes[0] / max(first, 1)
-        width = STORED[self.stored]
-        return max(self.sizes[0] - first * each, 0.0) * width, each * width
+        return max(self.sizes[0] - first * each, 0.0), each
+
+
+def stored_cache(
+    decoding: Decoding,
+    model: nn.Module,
+    batches: Sequence[ReferenceTokens],
+    around: Around,
+    stored: str,
+    scale: str = "tensor",
+    only: Container[str] | None = None,
+    observe: Observe | None = None,
+) -> StoredCache:
+    """Compare the FP32 model with its cache in a format and in FP32. scale, only: as in `CacheRounding`."""
+    rounding = [CacheRounding(stored, len(one.tokens), scale, only) for one in batches]
+    rows = [decoding.compare(model, [one], around, how, observe) for one, how in zip(batches, rounding, strict=True)]
+    found = figures(batches, {"cached": [row["cached"][0] for row in rows]})
+    fixed, each = rounding[0].bytes_of(batches[0].prompts.ids.shape[1])
+    beyond = sum(one.beyond for one in rounding) / max(sum(one.entries for one in rounding), 1)
+    return StoredCache(stored, fixed, each, beyond, found, scale)
 
 
 def stored_caches(
     decoding: Decoding, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around
 ) -> tuple[StoredCache, ...]:
-    """Compare the FP32 model with its cache in each format of STORED and in FP32; () if the model has no cache."""
+    """The FP32 model with its cache in each format of STORED; () if the model has no cache."""
     result = []
     for stored in STORED:
-        rounding = [CacheRounding(stored, len(one.tokens)) for one in batches]
-        rows = [decoding.compare(model, [one], around, how) for one, how in zip(batches, rounding, strict=True)]
-        if not rounding[0].sizes[-1]:
+        cache = stored_cache(decoding, model, batches, around, stored)
+        if not cache.fixed_bytes + cache.bytes_per_token:
             return ()
-        found = figures(batches, {"cached": [row["cached"][0] for row in rows]})
-        fixed, each = rounding[0].bytes_of(batches[0].prompts.ids.shape[1])
-        beyond = sum(one.beyond for one in rounding) / max(sum(one.entries for one in rounding), 1)
-        result.append(StoredCache(stored, fixed, each, beyond, found))
+        result.append(cache)
     return tuple(result)
+
+
+def scaled_caches(
+    decoding: Decoding, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around
+) -> tuple[StoredCache, ...]:
+    """The FP32 model with its cache in each format and scale of OTHER_SCALES."""
+    return tuple(stored_cache(decoding, model, batches, around, *each) for each in OTHER_SCALES)
 
 
 def recommend_cache(caches: Sequence[StoredCache], limits: Sequence[Criterion], *plan: TokenComparison) -> str | None:
     """The smallest cache that, with the plan if given, meets the limits on KL and top tokens; None if every cache
-    violates a limit, or without limits.
-
-    The errors of cache and plan are added. For KL the sum is exact to leading order if both errors are independent; for
-    top tokens the sum overestimates the change.
-    """
+    violates a limit, or without limits."""
     for one in sorted(caches, key=lambda one: (one.fixed_bytes + one.bytes_per_token, one.generated.kl)):
-        both = (one.generated, *plan)
-        values = {"kl": math.fsum(math.inf if x.kl is None else x.kl for x in both)}
-        values["top1"] = 1 - math.fsum(1 - (x.same_top or 0.0) for x in both)
-        if limits and all(limit.holds(values[limit.kind]) for limit in limits):
+        if are_met(limits, one.generated, *plan):
             return one.stored
     return None
+
+
+def are_met(limits: Sequence[Criterion], *errors: TokenComparison) -> bool:
+    """Whether the errors of a cache and of a plan together meet the limits on KL and top tokens; not without limits.
+
+    The errors are added. For KL the sum is exact to leading order if both errors are independent; for top tokens the sum
+    overestimates the change.
+    """
+    values = {"kl": math.fsum(math.inf if x.kl is None else x.kl for x in errors)}
+    values["top1"] = 1 - math.fsum(1 - (x.same_top or 0.0) for x in errors)
+    return bool(limits) and all(limit.holds(values[limit.kind]) for limit in limits)
 
 
 def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> TokenComparison:

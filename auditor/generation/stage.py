@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from ..capture.paths import reach
 from ..criteria import Criterion, criteria_of
@@ -36,21 +36,32 @@ from ..records.quantization import QuantizedPlan
 from ..settings import Settings
 from ..stages import Stages
 from ..verify.running import Runs, failure_of
-from .compare import Decoding, ReferenceTokens, expected_flips, figures, recommend_cache, stored_caches
+from .compare import (
+    Decoding,
+    ReferenceTokens,
+    expected_flips,
+    figures,
+    recommend_cache,
+    scaled_caches,
+    stored_caches,
+)
 from .decode import cannot_generate, prompts_of
+from .layers import plan_cache
 
 
 @dataclass(frozen=True)
 class GenerationReference:
     """FP32's tokens for the calibration inputs, and for held-out inputs if given. folder: for files with the logits.
 
-    caches: comparisons of stored caches. limits: the criteria of the logits whose measure is kl or top1."""
+    caches, scaled: comparisons of stored caches, and of those with other scales. limits: the criteria of the logits whose
+    measure is kl or top1."""
 
     folder: tempfile.TemporaryDirectory[str]
     decoding: Decoding
     batches: Sequence[ReferenceTokens]
     held_out: Sequence[ReferenceTokens]
     caches: tuple[StoredCache, ...]
+    scaled: tuple[StoredCache, ...]
     limits: tuple[Criterion, ...]
 
     @property
@@ -58,19 +69,29 @@ class GenerationReference:
         """The batches on which plans decode: the held-out batches or, without them, the calibration batches."""
         return self.held_out or self.batches
 
-    def record(self, plan: Plan | None) -> Generation:
-        """The record of the generation, with the recommended cache. plan: the recommended plan."""
+    def record(self, model: nn.Module, plan: Plan | None) -> Generation:
+        """The record of the generation, with the recommended caches; the files of the logits are then deleted. model: the
+        FP32 model; plan: the recommended plan."""
         beside = () if plan is None or plan.generated is None else (plan.generated,)
-        cache = recommend_cache(self.caches, self.limits, *beside)
-        texts, counted = sum(len(one.tokens) for one in self.checks), sum(int(one.counts.sum()) for one in self.checks)
-        return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, self.caches, cache)
+        every = (*self.caches, *self.scaled)
+        with self.folder:
+            layers = plan_cache(self.decoding, model, self.checks, nullcontext, every, self.limits, beside)
+        return Generation(
+            prompts=sum(len(one.tokens) for one in self.checks),
+            steps=self.decoding.steps,
+            tokens=sum(int(one.counts.sum()) for one in self.checks),
+            temperature=self.decoding.temperature,
+            caches=self.caches,
+            recommended_cache=recommend_cache(self.caches, self.limits, *beside),
+            scaled_caches=self.scaled,
+            cache_plan=layers,
+        )
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
         """The plans, with decoding results for patched models that meet the error budget."""
         wanted = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
         question = partial(Runs.generate, compare=partial(self.decoding.compare, batches=self.checks))
-        with self.folder:
-            given = bench.ask(wanted, question) if wanted else {}
+        given = bench.ask(wanted, question) if wanted else {}
         return {name: self._with(bench, plan, given[name]) if name in given else plan for name, plan in plans.items()}
 
     def under_scheme(self, plan: QuantizedPlan, model: QuantizedModel) -> QuantizedPlan:
@@ -125,6 +146,7 @@ def generate_reference(
     with stages("generate", f"{options.generate} tokens in FP32"):
         batches, held_out = each(subject.batches, "batch"), each(subject.held_out, "held_out")
         caches = stored_caches(decoding, model, held_out or batches, nullcontext)
+        scaled = scaled_caches(decoding, model, held_out or batches, nullcontext) if caches else ()
         forced, others = (tuple(one.prompts.forced_inputs(model, one.tokens) for one in x) for x in (batches, held_out))
         subject = replace(subject, batches=forced, held_out=others)
         outputs = answer(model, subject.batches[0], seed=options.seed)
@@ -135,7 +157,7 @@ def generate_reference(
         limits = tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}"))
         options = options.model_copy(update={"criteria": limits})
     limits = tuple(one for one in options.criteria if one.speaks_of(names[0]) and one.measure_text in ("kl", "top1"))
-    return subject, options, GenerationReference(folder, decoding, batches, held_out, caches, limits)
+    return subject, options, GenerationReference(folder, decoding, batches, held_out, caches, scaled, limits)
 
 
 def parts_of(capture: Capture) -> dict[str, str]:

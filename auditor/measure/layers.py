@@ -29,7 +29,7 @@ from ..numerics.metrics import output_error
 from ..numerics.nodes import op_name, row_of
 from ..numerics.schemes import SCHEMES, Rounding
 from ..records import Batch, Contribution
-from ..records.quantization import KEEP, QuantizedLayer
+from ..records.quantization import KEEP, SMOOTH, QuantizedLayer
 from ..stages import tick
 from .attribute import FirstOrder, forms_of
 from .decisions import find_deciding
@@ -47,6 +47,7 @@ from .quantized import (
     together,
 )
 from .rerun import SENSITIVE_SHARE, Reruns, Yardstick
+from .smoothing import best_smoothing
 
 RUNS = 24
 """Maximum number of runs per scheme, in forward passes of the model."""
@@ -93,7 +94,8 @@ def measure_layers(measurement: Measurement, first: FirstOrder, yardstick: Yards
                         effect = replace(effect, decided_by="not-run")
                 remedy, remedied = _remedy(reruns, name, scheme, effect, limit, allowed)
                 layer = _describe(measurement, name, scheme, parts, effect)
-                yield replace(layer, remedy=remedy, remedied=remedied)
+                layer = replace(layer, remedy=remedy, remedied=remedied)
+                yield _smoothed(reruns, layer, limit, allowed)
 
 
 def _steps_to_choice(measurement: Measurement) -> dict[str, int]:
@@ -126,6 +128,24 @@ def _remedy(reruns: Reruns, name: str, scheme: str, effect: Contribution, limit:
             return finer, remedied
         finer = SCHEMES[finer].finer
     return KEEP, 0.0
+
+
+def _smoothed(reruns: Reruns, layer: QuantizedLayer, limit: float, runs: int) -> QuantizedLayer:
+    """The layer with its effect if its input is smoothed, by factors that are folded into an earlier module; measured for
+    layers that no finer scheme repairs and whose input has outlier channels. SMOOTH is the remedy if the verdict improves."""
+    is_candidate = layer.remedy == KEEP and layer.part == "activation" and layer.cause == "outlier channel"
+    if not is_candidate or reruns.spent >= runs:
+        return layer
+    measurement = reruns.measurement
+    best = best_smoothing(measurement.quantized, measurement.capture, layer.node, layer.scheme)
+    if best is None:
+        return layer
+    smoothing, change = best
+    effect = reruns.error(layer.node, measurement.values[layer.node] + change)
+    described = f"alpha {smoothing.alpha:g}, folded into `{smoothing.into}`"
+    layer = replace(layer, smoothing=described, smoothed=effect)
+    allowed = SENSITIVE_SHARE * limit if layer.effect <= limit else limit
+    return replace(layer, remedy=SMOOTH, remedied=effect) if effect <= allowed else layer
 
 
 def _describe(measurement: Measurement, name: str, scheme: str, parts: Changes, effect: Contribution) -> QuantizedLayer:

@@ -247,14 +247,16 @@ def fits(layer: Layer, scheme: str) -> bool:
 @dataclass(frozen=True)
 class Part:
     """The weight or input of a layer as a matrix [rows, channels], before and after quantization; rows of a weight are
-    output channels. name: weight | activation; values: after quantization, in the argument's shape. has_zero_block: whether
-    a block is all zero and the scheme divides by a scale of zero; these entries are 0 here, and NaN in some libraries."""
+    output channels. name: weight | activation; values: after quantization, in the argument's shape. channels: number of
+    channels in a row, which a convolution's weight repeats for every position of its kernel. has_zero_block: whether a
+    block is all zero and the scheme divides by a scale of zero; these entries are 0 here, and NaN in some libraries."""
 
     name: str
     x: torch.Tensor
     made: Quantized
     by: Quantizer
     values: torch.Tensor
+    channels: int
     has_zero_block: bool = False
 
 
@@ -277,7 +279,7 @@ def quantize_part(
     if has_zero_block:
         made = replace(made, values=made.values.masked_fill(without_scale, 0.0))
     name, values = "weight" if is_weight else "activation", made.values.view(moved.shape).movedim(-1, channels)
-    return Part(name, x, made, by, values, has_zero_block)
+    return Part(name, x, made, by, values, moved.shape[-1], has_zero_block)
 
 
 def _join(parts: Sequence[Quantized]) -> Quantized:
@@ -312,13 +314,27 @@ class QuantizedLayers:
                 yield scheme, kind, error
             yield scheme, "isolated", together(parts)
 
-    def run(self, name: str, scheme: str) -> Changes:
-        """Run a layer in FP32 on its quantized weight, then also on its quantized input, if the scheme has one."""
+    def value_of(self, n: fx.Node | None) -> torch.Tensor:
+        """The FP32 result of an operation, or a parameter or input."""
+        assert n is not None
+        value: torch.Tensor = self._values[n.name]
+        return value
+
+    def run(self, name: str, scheme: str, factors: torch.Tensor | None = None) -> Changes:
+        """Run a layer in FP32 on its quantized weight, then also on its quantized input, if the scheme has one. factors:
+        [channels] of a linear layer; its input is divided by them before, and its weight multiplied."""
         layer, before = self.layers[name], self._values[name]
         given, kwargs = fx.node.map_arg((layer.node.args, layer.node.kwargs), lambda n: self._values[n.name])
         args, parts = [*given], Changes()
+        span = self._spans.get(layer.key)
+        if factors is not None and layer.roles.given is not None:
+            smooth = self.value_of(layer.given) / factors
+            weight = self.value_of(layer.weight).movedim(layer.roles.summed, -1) * factors
+            args[layer.roles.given] = smooth
+            args[layer.roles.weight] = weight.movedim(-1, layer.roles.summed)
+            span = float(smooth.min()), float(smooth.max())
         for position, by in layer.roles.quantizers(scheme):
-            part = quantize_part(layer.roles, args, position, by, self._spans.get(layer.key))
+            part = quantize_part(layer.roles, args, position, by, span)
             args[position] = part.values
             after = target_of(layer.node)(*args, **kwargs)
             parts.append((part, after - before))
@@ -332,14 +348,28 @@ class QuantizedLayers:
             return "range", "a value is Inf or NaN"
         within = self._worst_slice(name, error) if is_weight else ""
         if channels := _outliers(part):
-            return "outlier channel", ", ".join(filter(None, (f"input {_list_numbers('channel', channels)}", within)))
+            numbers = f"input {_list_numbers('channel', channels)}"
+            if is_weight and self._is_grouped(name):
+                numbers += " of each group"
+            return "outlier channel", ", ".join(filter(None, (numbers, within)))
         if rows := _outliers(part, axis=0):
             return "outlier row", _list_numbers("output channel" if is_weight else "row", rows)
         if within:
             return "slice", within
+        if is_weight and (ranges := _unequal_ranges(part)):
+            return "unequal channels", ranges
         squared = (made.values - part.x).square()
         lost = float(squared[made.vanished | made.beyond].sum()) >= float(squared.sum()) / 2 > 0
         return "range" if lost else "rounding", ""
+
+    def _is_grouped(self, name: str) -> bool:
+        """Whether a layer is a convolution of several groups, whose weight has the input channels of one group."""
+        layer = self.layers[name]
+        roles = layer.roles
+        if layer.given is None or not roles.spatial or not roles.summed:  # a transposed weight has all input channels
+            return False
+        sizes = shape(layer.given)
+        return sizes[len(sizes) - 1 - roles.spatial] > shape(layer.weight)[roles.summed]
 
     def _worst_slice(self, name: str, error: torch.Tensor) -> str:
         """The slice of a fused weight whose results have a much larger relative error than all others; "" if none."""
@@ -363,6 +393,8 @@ def _outliers(part: Part, axis: int = 1) -> list[int]:
     smaller."""
     x = part.x
     largest = x.abs().amax(1 - axis)
+    if axis == 1:
+        largest = largest.view(-1, part.channels).amax(0)  # [kernel positions * channels] -> [channels]
     median = largest[largest > 0].median() if (largest > 0).any() else largest.sum()
     order = largest.argsort(descending=True)
     ranked = largest[order].tolist()
@@ -370,12 +402,26 @@ def _outliers(part: Part, axis: int = 1) -> list[int]:
     gaps = zip(ranked[:most], [*ranked[1:], 0.0], strict=False)
     ends = [at + 1 for at, (one, other) in enumerate(gaps) if one > _OUTLIER * median and one >= _APART * other]
     chosen = sorted(int(i) for i in order[: max(ends, default=0)])
-    if not chosen or len(chosen) == x.shape[axis]:
+    if not chosen or len(chosen) == len(largest):
         return []
-    picked = torch.tensor(chosen, device=x.device)
+    repeats = x.shape[axis] // len(largest)
+    picked = torch.tensor([i + len(largest) * repeat for repeat in range(repeats) for i in chosen], device=x.device)
     eased = fake_quantize(x.index_fill(axis, picked, 0.0), part.by).values.nan_to_num()
     before, after = (float((y - x).index_fill(axis, picked, 0.0).norm()) for y in (part.made.values, eased))
     return chosen if after <= _EASED * before else []
+
+
+def _unequal_ranges(part: Part) -> str:
+    """The smallest and the largest range of a weight's output channels, in words, if they share one scale, and a scale
+    per channel would make the weight's error much smaller; else ""."""
+    if all(part.by.block) or part.by.block[0] == 1:
+        return ""
+    by_channel = fake_quantize(part.x, replace(part.by, block=(1, 0))).values.nan_to_num()
+    shared, own = (float((values - part.x).norm()) for values in (part.made.values, by_channel))
+    if not own <= _EASED * shared:
+        return ""
+    largest = part.x.abs().amax(1)
+    return f"largest entries of the output channels: {float(largest.min()):.3g} to {float(largest.max()):.3g}"
 
 
 def _slices(n: fx.Node) -> list[tuple[int, int]]:

@@ -50,7 +50,7 @@ class TokenComparison:
 class StoredCache:
     """Results of the FP32 model with its key-value cache stored in a low-precision format, on the reference tokens."""
 
-    stored: Annotated[str, FileField("format: `bf16`, `fp8_e4m3` or `int8`; the last two with a scale per tensor")]
+    stored: Annotated[str, FileField("format: `bf16`, `fp8_e4m3` or `int8`")]
     fixed_bytes: Annotated[float, FileField("cache bytes of a text that do not depend on its length", least=0)]
     bytes_per_token: Annotated[float, FileField("cache bytes per token of a text", least=0)]
     saturated: Annotated[
@@ -60,6 +60,43 @@ class StoredCache:
         ),
     ]
     generated: Annotated[TokenComparison, FileField("comparison with the tokens of the unrounded cache")]
+    scale: Annotated[
+        str,
+        FileField(
+            "scale of a one-byte format: set by the largest entry of the prompt, per `tensor` or per `head`; or `one`, fixed at 1",
+            choices=("tensor", "head", "one"),
+        ),
+    ] = "tensor"
+
+
+@dataclass(frozen=True)
+class CachedTensor:
+    """The keys or values of one layer, or of neighbouring layers that were measured together."""
+
+    name: Annotated[str, FileField("the layers' keys or values, such as `layer 0 keys`")]
+    layers: Annotated[tuple[int, ...], FileField("numbers of the layers; empty for a state without layers")]
+    stored: Annotated[str, FileField("format in the recommended cache")]
+    kl: Annotated[float | None, FileField("`kl` with only this tensor in the smaller format; `null`: not run")] = None
+    flips: Annotated[float | None, FileField("`flips` with only this tensor in the smaller format")] = None
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """A cache in one byte per entry, except for the keys or values that need BF16: the fewest bytes within the limits."""
+
+    stored: Annotated[str, FileField("the smaller format: `fp8_e4m3` or `int8`")]
+    scale: Annotated[str, FileField("its scale, as in `caches[].scale`", choices=("tensor", "head", "one"))]
+    tensors: Annotated[tuple[CachedTensor, ...], FileField("every layer's keys and values")]
+    bits: Annotated[float, FileField("mean bits per entry of the cache", least=8, most=16)]
+    fixed_bytes: Annotated[float, FileField("as in `caches[]`", least=0)]
+    bytes_per_token: Annotated[float, FileField("as in `caches[]`", least=0)]
+    generated: Annotated[TokenComparison, FileField("comparison with the tokens of the unrounded cache")]
+    runs: Annotated[int, FileField("number of decoding runs of the search", least=0)] = 0
+
+    @property
+    def kept(self) -> tuple[CachedTensor, ...]:
+        """The keys and values that stay in BF16."""
+        return tuple(one for one in self.tensors if one.stored != self.stored)
 
 
 @dataclass(frozen=True)
@@ -73,4 +110,10 @@ class Generation:
     caches: Annotated[tuple[StoredCache, ...], FileField("the FP32 model with its key-value cache in fewer bits")] = ()
     recommended_cache: Annotated[
         str | None, FileField("smallest of `caches` that meets the limits under the recommended plan; `null`: none")
+    ] = None
+    scaled_caches: Annotated[
+        tuple[StoredCache, ...], FileField("the one-byte caches with other scales: per head, or fixed at 1")
+    ] = ()
+    cache_plan: Annotated[
+        CachePlan | None, FileField("the smallest cache with a format per layer that meets the limits; `null`: none")
     ] = None

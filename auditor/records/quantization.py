@@ -12,6 +12,7 @@ from .plan import Score
 from .written import FileField, empty
 
 KEEP = "keep"
+SMOOTH = "smooth"
 """Value of the field `remedy` that means: leave the layer unquantized."""
 
 MIXED = "mixed"
@@ -50,9 +51,9 @@ class QuantizedLayer:
         str,
         FileField(
             "cause of that part's error: `outlier channel` of the summed dimension; `outlier row`: an output channel "
-            "of a weight, a row of an activation; `slice`: of a fused weight; `range`: entries saturate or become zero; "
-            "`rounding`",
-            choices=("outlier channel", "outlier row", "slice", "range", "rounding"),
+            "of a weight, a row of an activation; `slice`: of a fused weight; `unequal channels`: output "
+            "channels of a weight that share a scale; `range`: entries saturate or become zero; `rounding`",
+            choices=("outlier channel", "outlier row", "slice", "unequal channels", "range", "rounding"),
         ),
     ]
     place: Annotated[str, FileField("the channels, rows or slice with the cause, in words; or empty")] = ""
@@ -68,9 +69,19 @@ class QuantizedLayer:
     ] = ""
     remedy: Annotated[
         str,
-        FileField("cheapest remedy: a scheme with finer scales, or `keep` the layer unquantized; empty: none needed"),
+        FileField(
+            "cheapest remedy: a scheme with finer scales; `smooth` the input, see `smoothing`; or `keep` the layer unquantized; "
+            "empty: none needed"
+        ),
     ] = ""
     remedied: Annotated[float, FileField("measured `effect` with the remedy")] = 0.0
+    smoothing: Annotated[
+        str,
+        FileField(
+            "module that absorbs factors which smooth the input, with their exponent; empty: not tried, or no module"
+        ),
+    ] = ""
+    smoothed: Annotated[float | None, FileField("measured `effect` with the smoothed input; `null`: not tried")] = None
     criterion: Annotated[str, FileField("the criterion of which this layer uses the largest share")] = ""
     verdict: Annotated[Verdict, FileField("verdict and reason")] = UNJUDGED
 

@@ -9,6 +9,7 @@ from ..artefact.strategies import plan_title
 from ..records.audit import Audit
 from ..records.generation import Generation, StoredCache, TokenComparison
 from .blocks import Block, Chart, Grid, Prose
+from .caches import cache_plan_grids, cache_plan_words, cache_title
 from .charts import line_chart
 from .quantization import plans_shown, quantized_title
 from .words import count, in_bytes, label, or_blank, percent, ratio
@@ -16,7 +17,7 @@ from .words import count, in_bytes, label, or_blank, percent, ratio
 DISTANCES = ("KL mean", "KL 99 %", "KL max", "Same top", "RMS dp")
 HEADS = ("Plan", *DISTANCES, "Flips", "95 %", "Flips predicted", "First flip", "First predicted", "10th pct.")
 PARTS = "Parts of the model, by kind of operation. The head computes the logits, the router chooses experts, and the cache stores keys and values. Share: the part's share of the predicted squared error of the logit differences between the likeliest tokens. Flips if FP32: predicted flips per 1,000 tokens with the part in FP32"
-CACHES = "The FP32 model with its key-value cache stored in each format. Flips: per 1,000 tokens. Saturated: share of entries beyond the range of their scale. Columns with a number of tokens: memory of the cache for a text of this length"
+CACHES = "The FP32 model with its key-value cache stored in each format, with a scale per tensor unless said otherwise. Flips: per 1,000 tokens. Saturated: share of entries beyond the range of their scale. Columns with a number of tokens: memory of the cache for a text of this length"
 LENGTHS = (2048, 32768, 131072)
 """Text lengths in tokens for which the report gives the memory of the cache."""
 
@@ -66,6 +67,7 @@ def generation_section(audit: Audit) -> list[Block]:
         Grid(HEADS, tuple(_row(one.title, one.generated) for one in decoded)),
         Grid(("Plan", "Part", "Share", "Operations", "Flips if FP32"), parts, texts=2, caption=PARTS),
         _caches(audit.generation),
+        *cache_plan_grids(audit.generation.cache_plan),
         *_chart(audit.generation, decoded),
     ]
 
@@ -77,9 +79,10 @@ def _caches(made: Generation) -> Grid:
     def sizes(one: StoredCache, times: int = 1) -> Iterator[str]:
         return (_size(one, length, times) for length in LENGTHS)
 
-    for one in made.caches:
+    for one in (*made.caches, *made.scaled_caches):
+        title = label(one.stored) if one.scale == "tensor" else cache_title(one.stored, one.scale)
         kl = (ratio(x or 0.0) for x in (one.generated.kl, one.generated.kl_99))
-        rows.append((label(one.stored), *kl, *_flips(one.generated), percent(one.saturated), *sizes(one)))
+        rows.append((title, *kl, *_flips(one.generated), percent(one.saturated), *sizes(one)))
         if one.stored == "bf16":
             rows.insert(0, ("FP32", *[""] * 5, *sizes(one, 2)))
     heads = ("Cache", "KL mean", "KL 99 %", "Flips", "95 %", "Saturated", *(f"{n:,} tokens" for n in LENGTHS))
@@ -105,9 +108,13 @@ def lift_words(audit: Audit) -> Iterator[str]:
 
 
 def _cache_words(audit: Audit) -> Iterator[str]:
-    """The recommended format of the key-value cache, its flips and its memory; nothing without a recommendation."""
+    """The recommended cache with a format per layer, and in one format, with flips and memory; nothing without a
+    recommendation."""
     made, plan = audit.generation, audit.plans.get(audit.recommended or "")
-    for best in (one for one in made.caches if one.stored == made.recommended_cache) if made is not None else ():
+    if made is None:
+        return
+    yield from cache_plan_words(made.cache_plan)
+    for best in (one for one in made.caches if one.stored == made.recommended_cache):
         yield (
             f"For the key-value cache, {label(best.stored)} is the smallest format within the limits if the model runs in "
             f"{'FP32' if plan is None else plan_title(plan)}. A cache in {label(best.stored)} adds {best.generated.flips or 0:.3g} "

@@ -9,7 +9,7 @@ from ..numerics.formats import label
 from ..numerics.schemes import SCHEMES
 from ..plan.search import MARGIN
 from ..records.audit import Audit
-from ..records.quantization import KEEP, MIXED, QuantizedLayer, QuantizedPlan
+from ..records.quantization import KEEP, MIXED, SMOOTH, QuantizedLayer, QuantizedPlan
 from .blocks import Block, Code, Fold, Grid, Prose
 from .words import count, in_bytes, list_paths, op, or_blank, percent, ratio, scope
 
@@ -217,6 +217,13 @@ def _cause(layer: QuantizedLayer) -> str:
     return f"{layer.cause} of {parts.get(layer.part, 'the weight')}{f' ({layer.place})' if layer.place else ''}"
 
 
+def _smoothing(layer: QuantizedLayer) -> str:
+    """What smoothing would gain, if it was measured and is not enough."""
+    if layer.smoothed is None:
+        return ""
+    return f"; a smoothed input ({layer.smoothing}) has an effect of {ratio(layer.smoothed)}"
+
+
 def _remedy(layer: QuantizedLayer, audit: Audit) -> str:
     """The remedy in words, and the plan that does without it, if a plan quantizes the layer under this scheme."""
     if not layer.has_kernel:
@@ -225,7 +232,10 @@ def _remedy(layer: QuantizedLayer, audit: Audit) -> str:
         return ""
     advice = f"quantize it as {label(layer.remedy)} (effect {ratio(layer.remedied)})"
     if layer.remedy == KEEP:
-        advice = "do not quantize this layer"
+        advice = f"do not quantize this layer{_smoothing(layer)}"
+    if layer.remedy == SMOOTH:
+        bits = SCHEMES[layer.scheme].weight.bits
+        advice = f"smooth its input ({layer.smoothing}; effect {ratio(layer.remedied)} instead of {ratio(layer.effect)}), which saves {16 - bits:g} bits per weight"
     plans = (plan for plan in audit.quantized_plans if plan.layers.get(layer.key) == layer.scheme)
     if (plan := next(plans, None)) is not None:
         return f"not needed in the {quantized_title(plan)}, which is within the limit; in other plans, {advice}"

@@ -121,6 +121,7 @@ class NodeFacts:
     cause: Mapping[str, str] = _fact("", "cause of a layer's error under a scheme, such as `outlier channel`")
     part: Mapping[str, str] = _fact("", "part of a layer with more effect under a scheme: weight, activation or both")
     place: Mapping[str, str] = _fact("", "channels, rows or slice with the cause of a layer's error, in words")
+    gain: Mapping[str, str] = _fact("", "effect of a layer if its input is smoothed, in words; empty if not measured")
 
 
 def _fact_about(annotation: str, unit: str, meaning: str) -> Fact:

@@ -114,7 +114,15 @@ def _under_schemes(layers: Mapping[str, QuantizedLayer]) -> dict[str, Any]:
     return {
         "weight_bits": {scheme: SCHEMES[scheme].weight.bits for scheme in layers},
         **{fact: {s: getattr(layer, fact) for s, layer in layers.items()} for fact in ("cause", "part", "place")},
+        "gain": {scheme: _gain(layer) for scheme, layer in layers.items()},
     }
+
+
+def _gain(layer: QuantizedLayer) -> str:
+    """What smoothing a layer's input gains, as the end of a sentence; empty if not measured."""
+    if layer.smoothed is None:
+        return ""
+    return f". With a smoothed input ({layer.smoothing}), the layer's effect is {layer.smoothed:.2g} instead of {layer.effect:.2g}"
 
 
 def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> dict[str, Any]:

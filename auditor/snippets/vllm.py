@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..artefact.cache_flags import vllm_flags, vllm_notes
 from ..artefact.text import comment
 from ..numerics.formats import FORMATS, label
 from ..records import Audit, Plan
@@ -32,7 +33,15 @@ def serve(checkpoint, **options):
 def _in_one_dtype(audit: Audit, plan: Plan) -> str:
     """Code that serves the model in the plan's format."""
     refused = f"vLLM refuses FP16 for {REFUSES_FP16}." if plan.format == "fp16" else ""
-    return comment(_NOTE, refused) + _SERVE.format(dtype=FORMATS[plan.format].storage)
+    return comment(_NOTE, refused, *_cache_notes(audit)) + _SERVE.format(dtype=FORMATS[plan.format].storage)
+
+
+def _cache_notes(audit: Audit) -> list[str]:
+    """Comments with the options for the key-value cache that the audit recommends, if it generated text."""
+    made = audit.generation
+    if made is None or made.cache_plan is None or not (flags := vllm_flags(made.cache_plan)):
+        return []
+    return [f"Key-value cache within the limits: {flags}", *vllm_notes(made.cache_plan)]
 
 
 def _needs_two_dtypes(audit: Audit, plan: Plan) -> str | None:

@@ -39,6 +39,7 @@ EXAMPLES = {
     "QNT004": Example("int8", 0.02, {"down"}),
     "QNT005": Example("nvfp4", 0.2, {"k"}, frozenset({"q", "k", "v"})),
     "QNT006": Example("int8", 0.012, {"0", "2"}),
+    "QNT007": Example("int8_tensor", 0.03, {"0"}),
 }
 
 

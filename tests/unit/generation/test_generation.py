@@ -451,6 +451,8 @@ def test_the_command_takes_text_and_verifies_in_a_fresh_process(here: Path) -> N
     plan = json.loads((here / "found" / "plan.json").read_text())
     assert len(plan["generation"].pop("caches")) == 3
     assert plan["generation"].pop("recommended_cache") in ("fp8_e4m3", "int8")
+    assert {one["scale"] for one in plan["generation"].pop("scaled_caches")} == {"head", "one"}
+    assert len(plan["generation"].pop("cache_plan")["tensors"]) == 4  # keys and values of two layers
     assert plan["generation"] == {"prompts": 2, "steps": 16, "tokens": 32, "temperature": 0.0}
     found = plan["plans"]["autocast_bf16"]["generated"]
     assert found["failure"] is None
