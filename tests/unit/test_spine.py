@@ -112,7 +112,9 @@ def test_every_stage_runs_once_and_its_record_is_what_the_reporters_get(
 
     assert calls == Counter([*STAGES, "recommend", "find_verified"])
     assert (audit.recommended, audit.recommendation) == returned["choose_plan"]
-    assert audit.plans == returned["find_verified"]
+    assert {name: vars(plan) for name, plan in audit.plans.items()} == {
+        name: vars(plan) for name, plan in returned["find_verified"].items()
+    }
     assert audit.baselines == returned["run_all_low"].runs
     verdicts = {report.node.name: report.verdicts for report in audit.nodes}
     assert verdicts == returned["judge"].verdicts
