@@ -8,7 +8,13 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode,
+    _push_mode,
+    is_traceable_wrapper_subclass,
+)
 
 from ..numerics.entries import is_plain, places, tensors_in
 
@@ -126,13 +132,38 @@ class StorageCopies:
 
 
 class _SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that calls `save` with the tensors to which the next operation writes."""
+    """A dispatch mode that calls `save` with the tensors to which the next operation writes.
+
+    A mode slows down every operation. So a mode that is entered directly inside another one takes its place until it is
+    left, and also calls its `save`.
+    """
 
     supports_higher_order_operators = True
 
     def __init__(self, save: Callable[[Iterable[torch.Tensor]], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._save = save
+        self._replaced: _SaveBeforeWrite | None = None
+
+    def __enter__(self) -> _SaveBeforeWrite:
+        outer = _get_current_dispatch_mode()  # type: ignore[no-untyped-call]
+        if isinstance(outer, _SaveBeforeWrite):
+            _pop_mode()  # type: ignore[no-untyped-call]
+            self._replaced = outer
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._replaced is not None:
+            _push_mode(self._replaced)  # type: ignore[no-untyped-call]
+            self._replaced = None
+
+    def _save_for_all(self, tensors: list[torch.Tensor]) -> None:
+        """Call `save` of this mode and of the modes whose place it takes."""
+        self._save(tensors)
+        if self._replaced is not None:
+            self._replaced._save_for_all(tensors)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -143,9 +174,9 @@ class _SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         written = written_by(func)
         if written is None:
-            self._save(tensors_in((args, kwargs)))
+            self._save_for_all(tensors_in((args, kwargs)))
         elif written:
-            self._save(tensors_in([args[i] if i < len(args) else kwargs.get(name) for i, name in written]))
+            self._save_for_all(tensors_in([args[i] if i < len(args) else kwargs.get(name) for i, name in written]))
         return func(*args, **kwargs)
 
 

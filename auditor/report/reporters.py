@@ -122,8 +122,8 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         heads = [f"{_place_words(audit, one)} {one.worst.rule}, {one.worst.name}" for one in avoided]
         said = count(len(avoided), "problem")
         listed = "; ".join(shorten(heads, AVOIDED_SHOWN))
-        headline = f"The plan avoids {said}; a repair would not make it faster: {listed}."
-        yield Prose("Avoided", (headline, *_repairs_of_other_formats(audit, avoided)), "muted")
+        found = f"The plan avoids {said}; a repair would not make it faster: {listed}."
+        yield Prose("Avoided", (found, *_repairs_of_other_formats(audit, avoided)), "muted")
     if todo.wanting or todo.notes:
         first, lead = todo.all[0].worst, "" if todo.wanting else "the first note, "
         command = f"to read about {lead}{first.rule}: python -m auditor explain {first.rule}"

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 from torch.utils.flop_counter import FlopCounterMode
 
 from auditor.errors import AuditorError
@@ -282,3 +283,20 @@ def test_a_sparse_buffer_that_the_model_resized_is_as_before_and_the_model_runs(
         model(torch.ones(4, 3))
     assert model.table.to_dense().tolist() == [[1, 0, 0], [0, 1, 0]]
     assert model(torch.ones(3, 3)).tolist() == [[2, 1, 1], [1, 2, 1], [1, 1, 1]]
+
+
+def test_nested_isolation_slows_operations_down_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "AT_ONCE", 0)  # a tensor is copied before its first write
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    with isolate(model), torch.no_grad():
+        model.weight.add_(1)
+        with isolate(model):
+            model.weight.add_(1)
+            model.bias.add_(1)  # the outer isolation has not seen this tensor yet
+            assert _len_torch_dispatch_stack() == 1
+        assert torch.equal(model.weight, before + 1)
+        model.weight.add_(1)
+        assert _len_torch_dispatch_stack() == 1
+    assert torch.equal(model.weight, before)
+    assert _len_torch_dispatch_stack() == 0
