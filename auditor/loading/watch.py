@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from ..capture.places import portable_path
 from ..capture.source import Place, kind_of, written_at
-from ..isolation.members import modules_of, named_modules, named_tensors
+from ..isolation.members import modules_of, named_modules, named_tensors, without_wrappers
 from ..isolation.process import swap_attribute
 from ..numerics.entries import is_plain
 from ..numerics.formats import FORMATS, dtype_name, is_low, significant_bits
@@ -37,6 +37,10 @@ KEEP_LISTS = {
 }
 """{attribute of a transformers class that lists name parts of modules to keep in FP32: dtypes of a model for which the
 list applies}."""
+
+
+ADDED = ("base_layer", "parametrizations")
+"""Parts of module paths that PEFT and torch add to a layer that had its weight before."""
 
 
 class Event(NamedTuple):
@@ -96,7 +100,25 @@ class Watch:
         also = {n: x for name, x in named.items() for p in prefixes for n in (f"{p}{name}", name.removeprefix(p))}
         for path, place in self.files.items():
             with suppress(ValueError, OSError):
-                self.compare({**also, **named}, statedicts.read_checkpoint(path), place, now=False)
+                stored = statedicts.read_checkpoint(path)
+                self.compare({**also, **named}, stored, place, now=False)
+                self.compare_renamed(named, stored, place)
+
+    def compare_renamed(self, named: Mapping[str, Tensor], stored: Mapping[str, Any], place: Place | None) -> None:
+        """Find the entries of tensors whose modules got other names after loading, as in a model with an adapter.
+
+        An entry counts if its name is the end of the tensor's, and if both have equal values.
+        """
+        inner = {name.partition(".")[2]: y for name, y in stored.items()}
+        by_name = {**inner, **stored}
+        for name, x in named.items():
+            if x in self.checkpoint or not _is_comparable(x):
+                continue
+            y = next((by_name[end] for end in _ends_of(name) if end in by_name), None)
+            if not isinstance(y, Tensor) or not _is_comparable(y) or x.shape != y.shape:
+                continue
+            if _is_equal(y, x, x.dtype):
+                self.checkpoint[x] = y.dtype, place
 
     def on_read(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs in place of a function that reads a file: records the file, and calls the function."""
@@ -143,6 +165,15 @@ class Watch:
         if is_low(d) and written is not None and kind_of(written.place.file) == "own":
             self.default[d] = written.place
         return original(d)
+
+
+def _ends_of(name: str) -> list[str]:
+    """The ends of a tensor's name, longest first, without what wrappers, adapters and parametrizations add to it."""
+    parts = without_wrappers(name).split(".")
+    if "parametrizations" in parts:
+        parts = parts[:-1]  # `original`, `original0`: a tensor of the parametrization
+    parts = [part for part in parts if part not in ADDED]
+    return [".".join(parts[start:]) for start in range(len(parts))]
 
 
 def _is_comparable(x: Tensor) -> bool:
