@@ -21,13 +21,14 @@ import networkx as nx
 from torch import Tensor, nn
 
 from ..capture.source import is_installed
-from ..errors import LoadError, suggest
+from ..errors import LoadError, origin_of, suggest
 from ..isolation.members import enter_by, size_of
 from ..isolation.process import reseed
 from ..numerics.formats import dtype_name, is_low
 from ..records import Origin
 from .importer import digest_of, with_names
 from .inputs import Inputs
+from .nearby import hint_at_file
 from .state import convert_errors
 from .statedicts import few, read_checkpoint
 from .target import HUB_FILE, Target, arguments_of, blame, call, required_arguments
@@ -278,7 +279,12 @@ def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /,
         said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
         raise LoadError(said, slug="needs-arguments")
     reseed(seed)
-    return call(value, what, "model-raises", *args, **kwargs)
+    try:
+        return call(value, what, "model-raises", *args, **kwargs)
+    except LoadError as error:
+        if hint := hint_at_file(origin_of(error), target.path):
+            raise LoadError(f"{error}{hint}", "model-raises") from error.__cause__
+        raise
 
 
 def _example_value(function: Callable[..., Any], name: str) -> str:

@@ -1,4 +1,5 @@
-"""Hints at files that an import does not find, although they lie near the target: in a folder above it, or in `src`."""
+"""Hints at files that the user's code does not find, although they lie near the target: in its folder or one above it, or in
+`src`."""
 
 from __future__ import annotations
 
@@ -20,6 +21,20 @@ def find_near(name: str, path: Path | None) -> Path | None:
         if (folder / first).with_suffix(".py").is_file() or (folder / first / "__init__.py").is_file():
             return folder
     return None
+
+
+def hint_at_file(error: BaseException, path: Path | None) -> str:
+    """Where to run the command, to add to a message; "" unless the error is of a relative path that exists from the
+    target's folder or one above it. path: of the target's file."""
+    if not isinstance(error, FileNotFoundError) or path is None or not isinstance(error.filename, str):
+        return ""
+    name, here = Path(error.filename), Path.cwd()
+    if name.is_absolute() and name.is_relative_to(here):  # of a library that resolved it
+        name = name.relative_to(here)
+    folder = next((one for one in path.parents[:LEVELS] if (one / name).exists()), None)
+    if name.is_absolute() or folder is None:
+        return ""
+    return f": run in {folder}, where {name} exists"
 
 
 def _folders(path: Path) -> Iterator[Path]:

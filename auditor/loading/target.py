@@ -27,7 +27,7 @@ from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute
 from ..records import Progress
 from .importer import NAME, as_script, import_source, name_of, root_of
-from .nearby import find_near
+from .nearby import find_near, hint_at_file
 
 T = TypeVar("T")
 
@@ -152,6 +152,7 @@ def import_target(target: Target) -> ModuleType:
             return import_source(target.module, target.path)
     except (Exception, SystemExit) as error:
         said = f"importing {target.label} raised {blame(error)}"
+        said += hint_at_file(error, target.path)
         if isinstance(error, NameError) and error.name == "get_ipython":
             said += ": remove the lines with get_ipython(), which only a notebook defines"
         failure = LoadError(said, "import-raises")

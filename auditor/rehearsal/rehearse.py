@@ -20,6 +20,7 @@ from ..records.audit import Audit
 from ..training.recommend import HEADROOM, tolerated_error
 from ..training.step import LOSS
 from .batches import Batches, number_batches
+from .forked import bad_step, call_forked
 from .loops import LightningStep, as_step
 from .result import (
     AS_WRITTEN,
@@ -35,7 +36,7 @@ from .result import (
     Rehearsal,
     further_recipes,
 )
-from .session import Session, bad_step, call_forked
+from .session import Session
 from .trials import OF_SCALE
 
 FIRST_SCALE = 65536.0  # GradScaler's default

@@ -54,6 +54,19 @@ if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 ROOT = Path(os.path.relpath(ROOT, Path.cwd()))
 """
+OPTIONS = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=32)
+ARGS = parser.parse_args()
+"""
+ALL_MODULES = """
+import importlib, pkgutil
+for found in pkgutil.iter_modules(__path__):
+    if found.name != "wide":
+        importlib.import_module(f"{__name__}.{found.name}")
+from .net import Net
+"""
 LAZY = HEAD + "dependencies = ['torch']\n" + using("pkg.parts").partition("\n")[2]
 
 
@@ -347,6 +360,36 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "a file with dots in a package": Layout(
         {**PKG, "pkg/net.v2.py": of(".parts")}, (*here("pkg/net.v2.py"), *here("net.v2.py", cwd="pkg"))
+    ),
+    "arguments that another file parses on import": Layout(
+        {
+            "opts.py": OPTIONS,
+            "models/net.py": "from opts import ARGS\nassert ARGS.width == 32\n" + PARTS,
+            "train.py": "import opts\n" + of("models.net"),
+        },
+        (*here("train.py", "train"), *here("../train.py", cwd="models")),
+        ("train", "."),
+    ),
+    "a registry that pkgutil fills": Layout(
+        {
+            "zoo/__init__.py": ALL_MODULES,
+            "zoo/registry.py": "TABLE = {}\n",
+            "zoo/net.py": PARTS + "from zoo.registry import TABLE\nassert not TABLE\nTABLE['net'] = Net\n",
+            "tools/run.py": BY_FILE.format(how="append", more="") + of("zoo"),
+            "zoo/wide.py": of(".net"),
+        },
+        (*here("tools/run.py"), *here("run.py", cwd="tools"), *here("zoo/wide.py", "zoo.wide")),
+        ("zoo.wide", "."),
+    ),
+    "a package called src, a class in its __init__": Layout(
+        {
+            "src/__init__.py": "",
+            "src/nets/__init__.py": PARTS,
+            "src/nets/run.py": of("src.nets"),
+            "setup.py": "from setuptools import setup\nsetup(name='nets', packages=['src'])\n",
+        },
+        (*here("src/nets/run.py", "src.nets.run"), *here("nets/run.py", cwd="src"), *here("run.py", cwd="src/nets")),
+        ("src.nets.run", "."),
     ),
     "a package that is a symlink": Layout(
         {f"releases/v2/{name}": text for name, text in {**PKG, "pkg/net.py": of("pkg.parts")}.items()},

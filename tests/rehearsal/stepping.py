@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from auditor.rehearsal.forked import call_forked
 from auditor.rehearsal.rehearse import recipe_as_written
 from auditor.rehearsal.result import RecipeRun
-from auditor.rehearsal.session import Session, call_forked
+from auditor.rehearsal.session import Session
 from tests.rehearsal.cases import classes, mlp
 
 Step = Callable[..., Any]

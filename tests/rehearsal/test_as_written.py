@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 import auditor
 from auditor.errors import AuditorError
+from auditor.rehearsal.forked import call_forked
 from auditor.rehearsal.rehearse import problems_of, recipe_as_written
 from auditor.rehearsal.result import FP32, Recipe, RecipeRun
-from auditor.rehearsal.session import Session, call_forked
+from auditor.rehearsal.session import Session
 from auditor.report.blocks import Prose
 from auditor.report.rehearsal import overview, render
 from tests.rehearsal import steps_by_calls, steps_by_hand

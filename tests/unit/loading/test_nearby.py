@@ -90,3 +90,30 @@ def test_a_notebook_is_to_be_exported(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     with refused(LoadError, "bad-target", "jupyter nbconvert --to script train.ipynb"):
         load("train.ipynb")
+
+
+READS = "TEXT = open('conf/net.yaml').read()\n"
+
+
+@pytest.mark.parametrize("where", ["import", "build"])
+def test_a_relative_path_names_the_folder_to_run_in(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = "def get_model():\n    open('conf/net.yaml').close()\n    return Net()\n"
+    write(tmp_path, repo__tools__net=HEAD + NET + (READS if where == "import" else build))
+    (tmp_path / "repo" / "conf").mkdir()
+    (tmp_path / "repo" / "conf" / "net.yaml").write_text("width: 4\n")
+    monkeypatch.chdir(tmp_path)
+    slug = {"import": "import-raises", "build": "model-raises"}[where]
+    with refused(LoadError, slug, f": run in {tmp_path / 'repo'}, where conf/net.yaml exists"):
+        load("repo/tools/net.py")
+    monkeypatch.chdir(tmp_path / "repo")
+    assert load("tools/net.py").model.in_features == 4
+
+
+def test_a_path_that_is_nowhere_has_no_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, net=HEAD + READS + NET)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LoadError) as caught:
+        load("net.py")
+    assert "run in" not in str(caught.value)
