@@ -151,7 +151,7 @@ def test_transformers_loads_what_the_code_states(scheme: str, tmp_path: Path) ->
     assert in_torchao.weights_bytes == pytest.approx(stored(tied), rel=5e-3)  # a tied weight is stored twice
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "int8_weights", "int4"])
+@pytest.mark.parametrize("scheme", ["fp8", "int8", "int8_weights", "int4"])
 def test_llm_compressor_writes_what_the_code_states(scheme: str, tmp_path: Path) -> None:
     llmcompressor = pytest.importorskip("llmcompressor")
     transformers = pytest.importorskip("transformers")
@@ -168,7 +168,7 @@ def test_llm_compressor_writes_what_the_code_states(scheme: str, tmp_path: Path)
     stated = found.quantized_plans[0].as_pasted["compressed-tensors"]
     with torch.no_grad():
         exact, given = model(ids).logits, loaded(ids).logits
-    assert stated.error == pytest.approx(float((given - exact).norm() / exact.norm()), rel=1e-2)
+    assert stated.error == pytest.approx(float((given - exact).norm() / exact.norm()), rel=2e-3)
     written = sum(file.stat().st_size for file in (tmp_path / "small").glob("*.safetensors"))
     assert stated.weights_bytes == pytest.approx(written, rel=0.05)  # a header of names
 
@@ -199,4 +199,4 @@ def test_integers_of_inputs_are_divided_by_127_in_vllm() -> None:
     activation = SCHEMES["int8"].activation
     assert activation is not None
     assert VLLM.rounding(activation, False).rule == "narrow"
-    assert VLLM.rounding(SCHEMES["int8"].weight, True).rule == "symmetric"
+    assert VLLM.rounding(SCHEMES["int8"].weight, True).rule == "symmetric_by_division"
