@@ -135,8 +135,12 @@ def test_transformers_loads_what_the_code_states(scheme: str, tmp_path: Path) ->
     pytest.importorskip("torchao.quantization", exc_type=ImportError)
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = transformers.LlamaConfig(vocab_size=48, num_key_value_heads=2, tie_word_embeddings=True, **sizes)
+    sizes |= {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
+    config = transformers.LlamaConfig(vocab_size=48, num_key_value_heads=2, **sizes)
     model = seeded(lambda: transformers.LlamaForCausalLM(config))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
     ids = torch.arange(24).view(2, 12)
     found = audit(model, {"input_ids": ids}, formats=scheme, max_error=0.3, strategies="cast", quick=True)
     model.save_pretrained(tmp_path)
