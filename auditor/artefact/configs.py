@@ -140,7 +140,10 @@ def load(model_class, checkpoint, dtype=torch.float32, **options):
 
 
 def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
-    """Code that defines QUANTIZATION_CONFIG for `from_pretrained`, and OTHER_CONFIG if another method fits."""
+    """Code that defines QUANTIZATION_CONFIG for `from_pretrained`, and OTHER_CONFIG if another method fits.
+
+    Its keys are weights: under a module's name transformers quantizes the bias too, with which torchao then fails.
+    """
     imports, configs = _configs(layers, "FqnToConfig")
     schemes = set(layers.values())
     other = _METHODS.get(*schemes) if len(schemes) == 1 else None
@@ -150,7 +153,7 @@ def transformers_code(layers: Mapping[str, str], kept: list[str]) -> str:
         f"import torch\n{imports}from transformers import {', '.join(sorted(names))}\n\n",
         configs,
         _assign("KEPT", skipped),
-        "QUANTIZATION_CONFIG = TorchAoConfig(\n    FqnToConfig({path: CONFIGS[scheme] for path, scheme in LAYERS.items()}), "
+        "QUANTIZATION_CONFIG = TorchAoConfig(\n    FqnToConfig({f'{path}.weight': CONFIGS[scheme] for path, scheme in LAYERS.items()}), "
         "modules_to_not_convert=KEPT\n)\n",
         _LOAD,
         *([f"# Another method, whose scales may differ slightly:\nOTHER_CONFIG = {other}\n"] if other else []),

@@ -297,7 +297,10 @@ def _compressed_stored(by: Quantizer, other: int) -> tuple[float, float]:
 
 
 def _compressed_rounding(by: Quantizer, is_weight: bool) -> Quantizer:
-    """compressed-tensors has one rule for scales of MX formats: `rceil` of 8 bits, `even` of 4."""
+    """compressed-tensors has one rule for scales of MX formats, `rceil` of 8 bits and `even` of 4; and it divides by scales
+    of integers, which have no lower bound but for rows of zeros."""
+    if by.rule in ("symmetric", "asymmetric"):
+        return replace(by, rule=f"{by.rule}_by_division", least_scale=2.0**-126)
     if not by.rule.startswith("e8m0"):
         return by
     return replace(by, rule="e8m0_rceil" if by.element.bits == 8 else "e8m0_even")

@@ -48,16 +48,15 @@ def _rounding(by: Quantizer, is_weight: bool) -> Quantizer:
     of scales in FP8, and INT8 divided by 127."""
     library = LIBRARIES["compressed-tensors"].rounding
     assert library is not None
-    by = library(by, is_weight)
     if is_weight or by.calibrated:
-        return by
+        return library(by, is_weight)
     if by.rule == "symmetric":
         return replace(by, rule="narrow")
     if by.rule == "largest" and by.block == (1, 0):
         return replace(by, least_scale=LEAST_SCALE)
     if by.rule == "largest" and all(by.block):
         return replace(by, least_scale=LEAST_BLOCK / by.element.largest)
-    return by
+    return library(by, is_weight)
 
 
 VLLM = Library(

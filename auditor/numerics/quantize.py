@@ -54,14 +54,17 @@ def by_largest(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
     return Scaled(x / scale, scale)
 
 
-def symmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
+def symmetric(x: torch.Tensor, span: Range, by: Quantizer, *, divides: bool = False) -> Scaled:
     """Scale rule: the largest magnitude becomes half the number of steps (127.5 of INT8), so that +127.5 saturates.
+
+    divides: whether values are divided by the scale, as in compressed-tensors 0.20, or multiplied by its inverse: this
+    decides to which side the largest magnitude of a row is rounded.
 
     Source: torchao 0.18, `choose_qparams_affine` with MappingType.SYMMETRIC, and `quantize_affine`.
     """
     largest = torch.maximum(span.high.clamp(min=0), -span.low.clamp(max=0))
     scale = (largest / ((by.element.largest - by.element.least) / 2)).clamp(min=by.least_scale)
-    return Scaled(x * (1.0 / scale), scale)
+    return Scaled(x / scale if divides else x * (1.0 / scale), scale)
 
 
 def narrow(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
@@ -75,15 +78,16 @@ def narrow(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
     return Scaled(x * inverse, torch.where(inverse == 0, 1.0, 1.0 / inverse))
 
 
-def asymmetric(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
+def asymmetric(x: torch.Tensor, span: Range, by: Quantizer, *, divides: bool = False) -> Scaled:
     """Scale rule: smallest and largest value become smallest and largest element; an integer zero point keeps 0 exact.
+    divides: as in `symmetric`.
 
     Source: torchao 0.18, `choose_qparams_affine` with MappingType.ASYMMETRIC, and `quantize_affine`.
     """
     low = span.low.clamp(max=0)
     scale = ((span.high.clamp(min=0) - low) / (by.element.largest - by.element.least)).clamp(min=by.least_scale)
     zero = (by.element.least - torch.round(low / scale)).clamp(by.element.least, by.element.largest)
-    return Scaled(x * (1.0 / scale), scale, zero)
+    return Scaled(x / scale if divides else x * (1.0 / scale), scale, zero)
 
 
 def power_of_two(x: torch.Tensor, span: Range, by: Quantizer, rounding: str) -> Scaled:
@@ -140,6 +144,8 @@ RULES: Mapping[str, Rule] = {
     "symmetric": symmetric,
     "narrow": narrow,
     "asymmetric": asymmetric,
+    "symmetric_by_division": partial(symmetric, divides=True),
+    "asymmetric_by_division": partial(asymmetric, divides=True),
     **{f"e8m0_{rounding}": partial(power_of_two, rounding=rounding) for rounding in ("floor", "ceil", "even")},
     "e8m0_rceil": ratio_of_two,
     "e4m3": partial(e4m3_scale, levels=1),

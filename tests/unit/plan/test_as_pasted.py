@@ -135,8 +135,12 @@ def test_transformers_loads_what_the_code_states(scheme: str, tmp_path: Path) ->
     pytest.importorskip("torchao.quantization", exc_type=ImportError)
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = transformers.LlamaConfig(vocab_size=48, num_key_value_heads=2, tie_word_embeddings=True, **sizes)
+    sizes |= {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
+    config = transformers.LlamaConfig(vocab_size=48, num_key_value_heads=2, **sizes)
     model = seeded(lambda: transformers.LlamaForCausalLM(config))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
     ids = torch.arange(24).view(2, 12)
     found = audit(model, {"input_ids": ids}, formats=scheme, max_error=0.3, strategies="cast", quick=True)
     model.save_pretrained(tmp_path)
@@ -151,7 +155,7 @@ def test_transformers_loads_what_the_code_states(scheme: str, tmp_path: Path) ->
     assert in_torchao.weights_bytes == pytest.approx(stored(tied), rel=5e-3)  # a tied weight is stored twice
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "int8_weights", "int4"])
+@pytest.mark.parametrize("scheme", ["fp8", "int8", "int8_weights", "int4"])
 def test_llm_compressor_writes_what_the_code_states(scheme: str, tmp_path: Path) -> None:
     llmcompressor = pytest.importorskip("llmcompressor")
     transformers = pytest.importorskip("transformers")
@@ -168,7 +172,7 @@ def test_llm_compressor_writes_what_the_code_states(scheme: str, tmp_path: Path)
     stated = found.quantized_plans[0].as_pasted["compressed-tensors"]
     with torch.no_grad():
         exact, given = model(ids).logits, loaded(ids).logits
-    assert stated.error == pytest.approx(float((given - exact).norm() / exact.norm()), rel=1e-2)
+    assert stated.error == pytest.approx(float((given - exact).norm() / exact.norm()), rel=2e-3)
     written = sum(file.stat().st_size for file in (tmp_path / "small").glob("*.safetensors"))
     assert stated.weights_bytes == pytest.approx(written, rel=0.05)  # a header of names
 
@@ -199,4 +203,4 @@ def test_integers_of_inputs_are_divided_by_127_in_vllm() -> None:
     activation = SCHEMES["int8"].activation
     assert activation is not None
     assert VLLM.rounding(activation, False).rule == "narrow"
-    assert VLLM.rounding(SCHEMES["int8"].weight, True).rule == "symmetric"
+    assert VLLM.rounding(SCHEMES["int8"].weight, True).rule == "symmetric_by_division"
