@@ -35,17 +35,17 @@ from .measure.inputs import input_ranges
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
-from .measure.rerun import Yardstick, of_verdicts
-from .numerics.devices import CPU, follow, let_go, libraries, name_of
+from .measure.rerun import OutputMetric, of_verdicts
+from .numerics.devices import CPU, follow, free_device_memory, libraries, name_of
 from .plan.all_low import AllLow, run_all_low
-from .plan.pasted import measure_code
+from .plan.context import FreshProcess, MeasuredModel, PlanningContext, in_unit
+from .plan.pasted import Layers, measure_code
 from .plan.plans import Planner
 from .plan.quantized import QuantizedPlans
 from .plan.recommend import best_for
 from .plan.repairs import predict_repairs
 from .plan.scores import InFp32, in_fp32
 from .plan.verified import note_gpu_only, timed_plans, today_of
-from .plan.workbench import FreshProcess, MeasuredModel, Workbench, in_unit
 from .records import Audit, Environment, Finding, Plan, Subject, Weight
 from .records.audit import Provenance
 from .records.quantization import QuantizedPlan
@@ -78,7 +78,7 @@ def run(subject: Subject, options: Settings) -> Audit:
             explain("load", error)  # the model is moved to the device before the first stage
             raise
     gc.collect()
-    let_go(options.where)
+    free_device_memory(options.where)
     audit = _audit(subject, options.model_copy(update={"device": CPU}))
     small = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
     return replace(audit, warnings=(*audit.warnings, small))
@@ -107,13 +107,13 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         step = _run_training_step(case)
         judged = _judge(model, all_low, step)
         findings = _apply_rules(case, model, judged, all_low)
-        bench = Workbench.of(model, judged, findings)
-        planned = _make_plans(case, bench, all_low)
+        planning = PlanningContext.of(model, judged, findings)
+        planned = _make_plans(case, planning, all_low)
         training = _compare_steps(case, step, planned.plans)
         recommended, reason = choose_plan(
-            planned.plans, bench.yardstick.budget, options.use, training, planned.baselines
+            planned.plans, planning.output_metric.budget, options.use, training, planned.baselines
         )
-        return _conclude(case, bench, planned, training, recommended, reason)
+        return _conclude(case, planning, planned, training, recommended, reason)
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def _prepared(subject: Subject, options: Settings) -> Iterator[Case]:
     ):
         stages = Stages(options.progress)
         device = follow(options.device, devices_of(subject.model))
-        options = options.model_copy(update={"found": device})
+        options = options.model_copy(update={"resolved_device": device})
         placed = place_subject(subject, options.where, options.seed)
         subject, options, generating = generate_reference(placed, options, stages)
         score = None
@@ -154,11 +154,11 @@ def _measure(case: Case) -> MeasuredModel:
     with case.stages("measure", "run each operation in low precision", recordings.operations):
         first = recordings.first
         budget = budget_of(subject, first.capture, options.max_error, options.metric, options.criteria, seed)
-        yardstick = Yardstick(*budget)
-        captured, measured = calibrate_paths(recordings, subject, options.formats, seed, yardstick, options.schemes)
-        noise = noise_of(first, subject, yardstick, seed, native=options.native)
-    effects = in_unit(measured, yardstick.unit)
-    return MeasuredModel(subject, captured, effects, options, yardstick, noise, case.flags, case.process)
+        output_metric = OutputMetric(*budget)
+        captured, measured = calibrate_paths(recordings, subject, options.formats, seed, output_metric, options.schemes)
+        noise = noise_of(first, subject, output_metric, seed, native=options.native)
+    effects = in_unit(measured, output_metric.unit)
+    return MeasuredModel(subject, captured, effects, options, output_metric, noise, case.flags, case.process)
 
 
 def _run_all_low(case: Case, model: MeasuredModel) -> AllLow:
@@ -183,12 +183,12 @@ def _judge(model: MeasuredModel, all_low: AllLow, step: MeasuredStep | None) -> 
         model.capture,
         model.measured,
         model.options.formats,
-        model.yardstick.budget,
+        model.output_metric.budget,
         noise,
         all_low=all_low.runs,
         backward=backward,
     )
-    layers = judge_layers(model.capture, model.measured, model.yardstick, noise)
+    layers = judge_layers(model.capture, model.measured, model.output_metric, noise)
     return replace(judged, layers=layers)
 
 
@@ -211,33 +211,47 @@ def _apply_rules(case: Case, model: MeasuredModel, judged: Judgement, all_low: A
         )
 
 
-def _make_plans(case: Case, bench: Workbench, all_low: AllLow) -> GraphPlans:
+def _make_plans(case: Case, planning: PlanningContext, all_low: AllLow) -> GraphPlans:
     """Make and verify all requested plans, with their scores; exported programs too if requested."""
     options, stages = case.options, case.stages
     graphs, timing = GraphPlans(), None
     schemes: tuple[QuantizedPlan, ...] = ()
     with stages("plan", "solve, patch, verify"):
-        today = today_of(bench)
-        plans = note_gpu_only(bench, Planner(bench, all_low.runs).plans())
+        today = today_of(planning)
+        plans = note_gpu_only(planning, Planner(planning, all_low.runs).plans())
     if options.schemes:
         with stages("schemes", "find the fewest bits per weight within the error budget"):
-            making = QuantizedPlans(bench, case.score)
-            schemes = making.plans()
+            making = QuantizedPlans(planning, case.score)
+            schemes = measure_code(making.plans(), _layers_of(planning), planning)
     if case.score is not None:
         with stages("scores", case.score.scoring.name):
-            plans = case.score.under(plans, bench)
+            plans = case.score.under(plans, planning)
     if case.generating is not None:
         with stages("decode", "generate tokens under every verified plan"):
             schemes = tuple(case.generating.under_scheme(plan, making.model) for plan in schemes)
-            plans = case.generating.under(plans, bench)
+            plans = case.generating.under(plans, planning)
     if {*GRAPHS} & {*options.strategies}:
         with stages("graph", "export, solve, verify"):
-            graphs = graphs_of(bench, case.score)
+            graphs = graphs_of(planning, case.score)
     plans, baselines = {**plans, **graphs.plans}, {**all_low.runs, **graphs.baselines}
     if options.times:
         with stages("times", "FP32 and every plan, repeatedly"):
-            plans, timing = timed_plans(bench, plans)
+            plans, timing = timed_plans(planning, plans)
     return GraphPlans(plans, baselines, graphs.programs, graphs.said, today, all_low.held, timing, schemes)
+
+
+def _layers_of(planning: PlanningContext) -> Layers:
+    """The quantized layers, and what decides which of them code for a library can name."""
+    about = fields_of(planning.subject.model, ())
+    criteria = _criteria_of(planning.output_metric)
+    budget = planning.output_metric.budget
+    return Layers(planning.judged.layers, about["shared_modules"], about["tied_parameters"], criteria, budget)
+
+
+def _criteria_of(metric: OutputMetric) -> tuple[str, ...]:
+    """The user's criteria as text; empty if the error has one unit."""
+    distance = metric.distance
+    return tuple(map(str, distance.all())) if isinstance(distance, Criteria) else ()
 
 
 def _compare_steps(case: Case, step: MeasuredStep | None, plans: Mapping[str, Plan]) -> Training | None:
@@ -251,33 +265,33 @@ def _compare_steps(case: Case, step: MeasuredStep | None, plans: Mapping[str, Pl
 
 def _conclude(
     case: Case,
-    bench: Workbench,
+    planning: PlanningContext,
     planned: GraphPlans,
     training: Training | None,
     recommended: str | None,
     reason: str,
 ) -> Audit:
     """Rate the findings for the recommended plan, predict repairs, and join all results in an Audit."""
-    subject, captured, judged = bench.subject, bench.capture, bench.judged
-    options, measured = bench.options, bench.measured
+    subject, captured, judged = planning.subject, planning.capture, planning.judged
+    options, measured = planning.options, planning.measured
     plan = planned.plans.get(recommended or "")
     with case.stages("follow", f"record the dtypes under {recommended or 'FP32'}"):
         graph = FlowGraph(captured.nodes, measured, judged.verdicts, input_names(captured), judged.exposed)
-        findings = about(bench.findings, planned.plans, recommended, captured, graph, options.strategies)
-        repairs = predict_repairs(bench, planned.plans, recommended, findings)
+        findings = about(planning.findings, planned.plans, recommended, captured, graph, options.strategies)
+        repairs = predict_repairs(planning, planned.plans, recommended, findings)
         followed = under_plan(captured, subject.model, subject.batches[0], plan)
     generation = None
     if case.generating is not None:
         with case.stages("caches", "find the layers whose keys or values need more bits"):
             generation = case.generating.record(subject.model, plan)
-    flops = {name: cost.flops for name, cost in bench.costs.items()}
+    flops = {name: cost.flops for name, cost in planning.costs.items()}
     tried = [plan] if plan else [each for each in planned.plans.values() if each.is_verified]
     runs = [(plan_title(each), each.verification) for each in tried if each.verification]
-    outputs, distance = bench.reference(subject.batches[0]), bench.yardstick.distance
+    outputs, distance = planning.reference(subject.batches[0]), planning.output_metric.distance
     proposals = propose(distance, options.criteria, outputs, captured.first, runs, options.max_error)
     score = case.score
-    audit = Audit(
-        **_description(bench, case.stages.seconds),
+    return Audit(
+        **_description(planning, case.stages.seconds),
         nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
         findings=tuple(replace(each, node=captured.twins.get(each.node, each.node)) for each in findings),
         quantization=judged.layers,
@@ -294,16 +308,17 @@ def _conclude(
         ledger=rows_of(subject, captured, plan, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in captured.twins},
         repeats=repeated_errors(captured, subject, plan, followed.errors),
-        warnings=(*subject.warnings, *captured.warnings, *planned.said, *warnings_of(bench, training)),
+        warnings=(*subject.warnings, *captured.warnings, *planned.said, *warnings_of(planning, training)),
     )
-    return replace(audit, quantized_plans=measure_code(audit, bench))
 
 
-def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, Any]:
+def _description(planning: PlanningContext, seconds: Mapping[str, float]) -> dict[str, Any]:
     """The fields of Audit that no plan changes: model, inputs, options, environment and measurements. seconds: by stage."""
-    subject, captured, options, measured = bench.subject, bench.capture, bench.options, bench.measured
-    distance = bench.yardstick.distance
-    costs = flag_costs(captured, measured.errors, measured.contributions, measured.under_flags, bench.yardstick.budget)
+    subject, captured, options, measured = planning.subject, planning.capture, planning.options, planning.measured
+    distance = planning.output_metric.distance
+    costs = flag_costs(
+        captured, measured.errors, measured.contributions, measured.under_flags, planning.output_metric.budget
+    )
     given = (p for p in captured.placeholders if p.kind == "input" and p.name not in captured.twins)
     stored = (p for p in captured.placeholders if p.kind in ("parameter", "buffer") and p.name in measured.ranges)
     return {
@@ -312,9 +327,9 @@ def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, An
         **fields_of(subject.model, {node.owner for node in captured.nodes.values()}),
         "inputs": shapes_of(subject.batches[0]),
         "formats": options.formats,
-        "max_error": bench.yardstick.budget,
+        "max_error": planning.output_metric.budget,
         "metric": words_of(distance),
-        "criteria": tuple(map(str, distance.all())) if isinstance(distance, Criteria) else (),
+        "criteria": _criteria_of(planning.output_metric),
         "use": options.use,
         "command": options.command,
         "environment": Environment(
@@ -324,7 +339,7 @@ def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, An
             execution="native" if options.native else "emulated",
             seed=options.seed,
             libraries=libraries(options.where),
-            flags=bench.flags,
+            flags=planning.flags,
             seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
             memory=offload.within(),
             held=offload.came_to(),
@@ -336,5 +351,5 @@ def _description(bench: Workbench, seconds: Mapping[str, float]) -> dict[str, An
         "weights": tuple(Weight(p.fqn or p.name, p.kind, measured.ranges[p.name]) for p in stored),
         "linearity": tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
         "flags": costs,
-        "noise": bench.noise.found,
+        "noise": planning.noise.found,
     }

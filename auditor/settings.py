@@ -142,7 +142,7 @@ Function = Callable[..., Any] | None
 class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them.
 
-    found: the audit's device, once the model is loaded; scoring: the imported scoring function. schemes: the
+    resolved_device: the audit's device, once the model is loaded; scoring: the imported scoring function. schemes: the
     quantization schemes among the user's `formats`, moved from there.
     """
 
@@ -233,7 +233,7 @@ class Settings(BaseModel):
     line; notebooks show one by default"""
 
     command: str = "auditor.audit(model, example_inputs)"
-    found: str | None = None
+    resolved_device: str | None = None
     scoring: ScoreFunction | None = None
     schemes: tuple[str, ...] = ()
 
@@ -271,10 +271,10 @@ class Settings(BaseModel):
     @property
     def where(self) -> str:
         """The device of the audit: cpu, cuda:0, or the GPUs of the model. Raises: AuditorError(slug="no-cuda")."""
-        return self.found or choose(self.device)
+        return self.resolved_device or choose(self.device)
 
     @property
-    def figures(self) -> str:
+    def gpu_spec(self) -> str:
         """The row of plan/devices.toml for predicted times: the requested GPU; by default the audit's, if listed, else A100."""
         return self.gpu or row_of(name_of(self.where)) or "A100"
 

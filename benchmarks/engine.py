@@ -14,7 +14,7 @@ from torch import nn
 from auditor.capture.capture import capture
 from auditor.emulation.emulate import emulate
 from auditor.isolation import in_eval
-from auditor.isolation.answer import answer
+from auditor.isolation.run_model import run_model
 from auditor.loading import from_object
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
 from benchmarks.subjects import MODELS, Built, build, gpt, vit
@@ -78,7 +78,7 @@ def measured(name: str) -> Row:
     with in_eval(model):
         captured = capture(subject, FORMATS)
         recording = min(seconds(lambda: capture(subject, FORMATS)) for _ in range(REPEATS))
-        running = min(seconds(lambda: answer(model, (args, {}), around=_as_on_cuda)) for _ in range(REPEATS))
+        running = min(seconds(lambda: run_model(model, (args, {}), around=_as_on_cuda)) for _ in range(REPEATS))
     operations = len(captured.nodes)
     return {
         "model": name,

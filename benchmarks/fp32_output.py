@@ -30,7 +30,7 @@ from auditor.verify.loaders import in_hand
 from benchmarks.harness import Row, report
 from benchmarks.margins import First
 from benchmarks.tokens import HERE, text, trained
-from tests.support.planning import bench_of
+from tests.support.planning import planning_of
 
 KINDS = {"model": "", "FP32": "", "precision": "", "time": ".3f", "KL": ".6f", "flips": ".4f"}
 """time: predicted, for an A100, in shares of everything in BF16. flips: share of tokens whose most likely successor changes."""
@@ -102,7 +102,7 @@ def kinds_of(problem: Problem) -> dict[str, list[str]]:
 
 def by_kind(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Row]:
     problem, exact = (
-        bench_of(model, *inputs, formats=("bf16",)).problem("autocast", "bf16"),
+        planning_of(model, *inputs, formats=("bf16",)).problem("autocast", "bf16"),
         measured(model, inputs, None),
     )
     least, rows = problem.evaluate(()).seconds, list[Row]()
@@ -131,7 +131,7 @@ def planned(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator
     class Both(Planner):
         def plans(self) -> dict[str, Plan]:
             with patch.object(Problem, "products", {}):
-                two["FP32 or BF16"] = Planner(self.bench, run_all_low(self.bench).runs).plans()["autocast_bf16"]
+                two["FP32 or BF16"] = Planner(self.planning, run_all_low(self.planning).runs).plans()["autocast_bf16"]
             return super().plans()
 
     asked: dict[str, Any] = {"criteria": f"output: kl <= {limit:.3g}", "formats": "bf16", "strategies": "autocast"}

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 import auditor
 from auditor.criteria import criteria_of
 from auditor.criteria.measure import criteria_for
-from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
+from auditor.isolation.run_model import run_model
 from auditor.measure.attribute import first_order
-from auditor.measure.rerun import Yardstick
+from auditor.measure.rerun import OutputMetric
 from auditor.measure.uncertain import measure_uncertain
 from benchmarks.harness import Row, report
 from benchmarks.tokens import Gru, llama, text, trained
@@ -144,7 +144,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
 def plans_of(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Row]:
     """Flips of every plan that leaves something low, predicted and counted."""
     result = list[Row]()
-    count = answer(model, (inputs, {}))[0].flatten(0, -2).shape[0]
+    count = run_model(model, (inputs, {}))[0].flatten(0, -2).shape[0]
     audit = auditor.audit(model, inputs, criteria="output: top1 >= 0.5", device="cpu")
     for plan in audit.plans.values():
         one = plan.verification.criteria[0] if plan.verification and plan.verification.criteria else None
@@ -159,13 +159,13 @@ def plans_of(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Ro
 
 def ranks_of(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Row]:
     """Rank correlation of the predicted and the counted change of margins, over operations that move the output."""
-    each = answer(model, (inputs, {}))[0].flatten(0, -2).shape[0] // len(inputs[0])
+    each = run_model(model, (inputs, {}))[0].flatten(0, -2).shape[0] // len(inputs[0])
     few = tuple(x[: max(ROWS // each, 2)] for x in inputs)
-    held = criteria_for(criteria_of(f"output: top1 >= {1 - ALLOWED}"), 0.01, answer(model, (few, {})))
+    held = criteria_for(criteria_of(f"output: top1 >= {1 - ALLOWED}"), 0.01, run_model(model, (few, {})))
     measured = measurement_of(model, *few)
-    yardstick = Yardstick(1.0, held)
-    first = first_order(measured, 0, yardstick)
-    contributions, _ = measure_uncertain(measured, first, yardstick)
+    output_metric = OutputMetric(1.0, held)
+    first = first_order(measured, 0, output_metric)
+    contributions, _ = measure_uncertain(measured, first, output_metric)
     reference = measured.outputs[0].detach().double()
     flat = [x.detach() if isinstance(x, Tensor) else x for x in measured.flat_inputs]
     result = list[Row]()

@@ -37,11 +37,11 @@ from auditor.loading import from_object
 from auditor.loading.placement import place_subject
 from auditor.measure.calibrate import calibrate_paths
 from auditor.measure.noise import noise_of
-from auditor.measure.rerun import Yardstick
+from auditor.measure.rerun import OutputMetric
 from auditor.numerics.schemes import SCHEMES
 from auditor.plan.choices import bits_of
+from auditor.plan.context import MeasuredModel, PlanningContext, in_unit
 from auditor.plan.quantized import QuantizedPlans
-from auditor.plan.workbench import MeasuredModel, Workbench, in_unit
 from auditor.records.quantization import QuantizedPlan
 from auditor.rulebook.verdicts import judge as judge_verdicts
 from auditor.settings import Settings
@@ -231,14 +231,14 @@ def plan_for(judge: Judge, limit: float) -> Planned:
         subject = place_subject(replace(subject, held_out=((case.others, {}),)), options.where, seed)
         recordings = record_paths(subject, options.formats, seed)
         limits = options.max_error, options.metric, options.criteria
-        yardstick = Yardstick(*budget_of(subject, recordings.first.capture, *limits, options.seed))
-        captured, relative = calibrate_paths(recordings, subject, options.formats, seed, yardstick, options.schemes)
-        noise = noise_of(recordings.first, subject, yardstick, seed, native=False)
-        measured = in_unit(relative, yardstick.unit)
-        judged = judge_verdicts(captured, measured, options.formats, yardstick.budget, noise.found)
-        model = MeasuredModel(subject, captured, measured, options, yardstick, noise)
-        bench = Workbench.of(model, judged, ())
-        making = QuantizedPlans(bench, margin=1.0)  # ModelOpt keeps none
+        output_metric = OutputMetric(*budget_of(subject, recordings.first.capture, *limits, options.seed))
+        captured, relative = calibrate_paths(recordings, subject, options.formats, seed, output_metric, options.schemes)
+        noise = noise_of(recordings.first, subject, output_metric, seed, native=False)
+        measured = in_unit(relative, output_metric.unit)
+        judged = judge_verdicts(captured, measured, options.formats, output_metric.budget, noise.found)
+        model = MeasuredModel(subject, captured, measured, options, output_metric, noise)
+        planning = PlanningContext.of(model, judged, ())
+        making = QuantizedPlans(planning, margin=1.0)  # ModelOpt keeps none
         plans = making.plans()
     seconds = time.process_time() - start
     rank = {}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.criteria.criterion import Criterion
 from auditor.criteria.values import value
-from auditor.execution.execute import Executor, Run, SomeLow
+from auditor.execution.execute import Executor, Replay, SubsetLowPrecision
 from auditor.generation.stage import parts_of
 from auditor.measure.alone import rounder
 from auditor.measure.measure import Measurement
@@ -143,8 +143,8 @@ class Tried:
         """KL, and flips per 1,000 tokens, with these parts low."""
         capture = self.measured.capture
         inside = {name for name in capture.nodes if self.of[name] in parts}
-        low = SomeLow(capture, inside, self.format, rounder(capture, self.format))
-        executor = Executor(capture.graph_module, low, before=Run(self.measured.values))
+        low = SubsetLowPrecision(capture, inside, self.format, rounder(capture, self.format))
+        executor = Executor(capture.graph_module, low, before=Replay(self.measured.values))
         with torch.no_grad():
             *_, (_, last) = executor.steps(*self.measured.flat_inputs)
         found = self._decoded(tensors_in(widen(last)))

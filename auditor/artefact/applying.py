@@ -62,12 +62,12 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     """Patch `model` in place so that it follows `plan`: convert weights and wrap scopes, as the strategy requires.
 
     Class, signature, state_dict keys, hooks and train/eval mode are unchanged. A later plan replaces an earlier one.
-    If the audited model was stored in FP16 or BF16, `raised` in the plan says which of the tensors become FP32. Under
+    If the audited model was stored in FP16 or BF16, `upcast` in the plan says which of the tensors become FP32. Under
     autocast, FP32 weights then take twice the memory. Raises: ValueError if the plan is an exported program or does not
     fit the model: a scope is missing, `forward` is a property, weights are no longer FP32, or torch lacks a kept
     function. A rejected plan leaves the model unchanged.
     """
-    inner, runtime, raised = unwrap_model(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
+    inner, runtime, upcast = unwrap_model(model), runtime_of(plan["strategy"]), plan.get("upcast", "none")
     names: dict[nn.Module, list[str]] = {}  # a shared module has several names
     for path, module in named_modules(inner):
         names.setdefault(module, []).append(path)
@@ -82,15 +82,15 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
         if (choice := runtime.wrapper_of(module, paths, scopes, stored)) is not None:
             refuse_fixed_forward(paths[0], module)
             wrapping[module] = {**choice, **runtime.kept_functions(paths, choice["precision"], scopes)}
-    low = {id(x): x for x in stored_low(inner, attributes=raised == "attributes")}
-    if raised == "kept":
+    low = {id(x): x for x in stored_low(inner, attributes=upcast == "attributes")}
+    if upcast == "kept":
         stored = {key: precision for key, precision in stored.items() if key not in low}
-    elif raised in ("weights", "attributes"):
+    elif upcast in ("weights", "attributes"):
         raise_in_place([x for key, x in low.items() if stored.get(key, "fp32") == "fp32"])
     for module in names:
         unbind(module)
     store_weights(inner, stored)
-    raises = not stored and raised not in ("none", "kept")
+    raises = not stored and upcast not in ("none", "kept")
     calls = PlanCalls(title_of(plan), {name: x.dtype for name, x in named_tensors(inner)})
     by_path = {path: how for module, how in wrapping.items() for path in names[module]}
     for module, paths in names.items():

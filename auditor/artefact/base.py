@@ -60,10 +60,10 @@ def autocast_type(module: nn.Module, inputs: Any) -> str:
 
 def plan_table(plan: Plan) -> dict[str, Any]:
     """The plan as a dict, in the form that plan.json and `patched_model.py` contain, without defaults."""
-    raised = {} if plan.raised == "none" else {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
+    upcast = {} if plan.upcast == "none" else {"upcast": plan.upcast, "stored_low": dict(plan.stored_low)}
     scopes: dict[str, dict[str, Any]] = {}
     for path, choice in plan.scopes.items():
         kept = {key: list(names) for key in ("keep", "fp32_output") if (names := getattr(choice, key))}
         output = {} if choice.output == "cast" else {"output": choice.output}
         scopes[path] = {"precision": choice.precision, **kept, **output}
-    return {"strategy": plan.strategy, "format": plan.format, **raised, "scopes": scopes}
+    return {"strategy": plan.strategy, "format": plan.format, **upcast, "scopes": scopes}

@@ -7,11 +7,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ..errors import PlanError
 from ..numerics.schemes import SCHEMES, Quantizer, Rounding, Scheme
 from ..records import Audit
-from ..records.quantization import QuantizedPlan
+from ..records.audit import Groups
+from ..records.quantization import QuantizedLayer, QuantizedPlan
 from .configs import (
     FLOORED,
     compressed_code,
@@ -100,14 +102,38 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
     return comment(first, _left_out(library, left), *dict.fromkeys(notes)) + text
 
 
-def limit_of(audit: Audit) -> float:
+class MeasuredLayers(Protocol):
+    """What the code for a library depends on, besides the plan: every Audit has it."""
+
+    @property
+    def quantization(self) -> tuple[QuantizedLayer, ...]:
+        """The measured layers, by scheme."""
+
+    @property
+    def shared_modules(self) -> Groups:
+        """Groups of paths that are one module."""
+
+    @property
+    def tied_parameters(self) -> Groups:
+        """Groups of names that are one parameter."""
+
+    @property
+    def criteria(self) -> tuple[str, ...]:
+        """The user's criteria; errors are shares of their limits."""
+
+    @property
+    def max_error(self) -> float:
+        """The error budget."""
+
+
+def limit_of(measured: MeasuredLayers) -> float:
     """The largest error of a plan: the budget, or 1 for the largest share of a criterion."""
-    return 1.0 if audit.criteria else audit.max_error
+    return 1.0 if measured.criteria else measured.max_error
 
 
-def exceeds_in_bf16(audit: Audit, plan: QuantizedPlan) -> bool:
+def exceeds_in_bf16(measured: MeasuredLayers, plan: QuantizedPlan) -> bool:
     """Whether the plan exceeds the limit with all other layers in BF16."""
-    return plan.pasted_error is not None and not plan.pasted_error <= limit_of(audit)
+    return plan.pasted_error is not None and not plan.pasted_error <= limit_of(measured)
 
 
 def _exceeds(audit: Audit, library: Library, plan: QuantizedPlan) -> bool:
@@ -180,18 +206,18 @@ def applicable(audit: Audit) -> dict[str, str]:
 
 
 def expressible(
-    audit: Audit, library: Library, plan: QuantizedPlan
+    measured: MeasuredLayers, library: Library, plan: QuantizedPlan
 ) -> tuple[dict[str, str], list[str], dict[str, str]]:
     """Layers with schemes that the library quantizes; linear layers that stay in 16 bits; and layers that the library
     leaves out, with the reason. Layers with a common scheme or weight are all quantized or all left out."""
-    kinds = {layer.owner: kind for layer in audit.quantization if (kind := _kind_of(layer.op))}
-    kinds |= {path: kinds[one] for group in audit.shared_modules for one in group if one in kinds for path in group}
+    kinds = {layer.owner: kind for layer in measured.quantization if (kind := _kind_of(layer.op))}
+    kinds |= {path: kinds[one] for group in measured.shared_modules for one in group if one in kinds for path in group}
     left = {
         path: f"{kind}, {scheme}"
         for path, scheme in plan.layers.items()
         if scheme and (kind := kinds.get(path, "parameter without a module")) not in library.kinds(SCHEMES[scheme])
     }
-    zeros = _zero_blocks(audit, plan)
+    zeros = _zero_blocks(measured, plan)
     if library.is_nan_on_zeros:
         for path, scheme in plan.layers.items():
             bounded = scheme in FLOORED and zeros.get(path) == "activation"
@@ -206,7 +232,7 @@ def expressible(
                 for path in group
                 if plan.layers.get(path)
             }
-    tied = [tuple(name.removesuffix(".weight") for name in group) for group in audit.tied_parameters]
+    tied = [tuple(name.removesuffix(".weight") for name in group) for group in measured.tied_parameters]
     for group in (*plan.groups, *tied):
         if first := next((path for path in group if path in left), None):
             left |= {path: f"with {first}" for path in group if plan.layers.get(path) and path not in left}
@@ -236,12 +262,12 @@ def _joined_groups(paths: Iterable[str], library: Library) -> list[tuple[str, ..
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def _zero_blocks(audit: Audit, plan: QuantizedPlan) -> dict[str, str]:
+def _zero_blocks(measured: MeasuredLayers, plan: QuantizedPlan) -> dict[str, str]:
     """{layer of the plan: its part with a row or block of zeros}."""
-    measured = {(layer.key, layer.scheme): layer.zero_blocks for layer in audit.quantization}
-    measured |= {(layer.owner, layer.scheme): layer.zero_blocks for layer in audit.quantization}
-    parts = {path: measured.get((path, scheme), "") for path, scheme in plan.layers.items() if scheme}
-    return {path: part for path, part in parts.items() if part}
+    parts = {(layer.key, layer.scheme): layer.zero_blocks for layer in measured.quantization}
+    parts |= {(layer.owner, layer.scheme): layer.zero_blocks for layer in measured.quantization}
+    of_plan = {path: parts.get((path, scheme), "") for path, scheme in plan.layers.items() if scheme}
+    return {path: part for path, part in of_plan.items() if part}
 
 
 def _left_out(library: Library, left: Mapping[str, str], shown: int = 6) -> str:

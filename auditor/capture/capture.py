@@ -12,10 +12,10 @@ from torch import fx, nn
 
 from ..errors import AuditorError, CaptureError, MeasureError, describe, let_through
 from ..isolation import isolate
-from ..isolation.answer import answer, copy_batch, from_the_start
 from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..isolation.process import disable_compilers, disable_fused_path
+from ..isolation.run_model import copy_batch, from_the_start, run_model
 from ..numerics.entries import over_tensors
 from ..numerics.formats import dtype_name
 from ..numerics.metrics import output_error
@@ -176,7 +176,7 @@ def history_matters(
     except Exception as problem:  # the model may not accept these values
         let_through(problem)
     try:
-        if output_error(outputs, answer(model, batch, seed=seed, gradients=True)) == 0:
+        if output_error(outputs, run_model(model, batch, seed=seed, gradients=True)) == 0:
             return True, None
     except Exception as problem:  # the model may not run with gradients
         let_through(problem)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ..emulation.emulate import Emulation
 from ..emulation.regions import Region
 from ..errors import let_through
-from ..isolation.answer import from_the_start, lowered_batch, stored_in
+from ..isolation.run_model import from_the_start, lowered_batch, stored_in
 from ..numerics.formats import FORMATS, Format, dtype_name
 from ..numerics.nodes import op_name
 from ..records import Batch, Capture, Literals

@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import let_through
-from ..isolation.answer import from_the_start
+from ..isolation.run_model import from_the_start
 from ..numerics.entries import entries, extent, places
 from ..numerics.nodes import op_name, row_of, tensors_in
 from ..records import Batch, Capture, ModelPath, Subject

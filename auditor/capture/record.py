@@ -132,14 +132,14 @@ class _Recorder(Handler):
         nodes = [self.values.node_of(x) for x in given]
         self.recording.reads |= any(node in self.builder.fed for node in nodes)
 
-    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        return self._record_operation(op, args, kwargs, region, self.handler.whole)
+    def run_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        return self._record_operation(op, args, kwargs, region, self.handler.run_op)
 
-    def enter(self, op: Any, args: Any, kwargs: Any, region: Region) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self.handler.enter(op, args, kwargs, region)
+    def cast_arguments(self, op: Any, args: Any, kwargs: Any, region: Region) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.handler.cast_arguments(op, args, kwargs, region)
 
-    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        return self._record_operation(op, args, kwargs, region, self.handler.part)
+    def run_leaf_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        return self._record_operation(op, args, kwargs, region, self.handler.run_leaf_op)
 
     def _record_operation(self, op: Any, args: Any, kwargs: Any, region: Region, run: Callable[..., Any]) -> Any:
         self.recording.operations += 1

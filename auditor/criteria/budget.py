@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import CallbackError, let_through
-from ..isolation.answer import answer
+from ..isolation.run_model import run_model
 from ..loading.target import blame
 from ..numerics.casting import round_tree
 from ..numerics.formats import FORMATS
@@ -33,7 +33,7 @@ def budget_of(
     criteria: tuple[Criterion, ...],
     seed: int,
 ) -> tuple[float, Distance, float]:
-    """The error budget, its measure, and the measure's value for a relative L2 error of 1, see measure.rerun.Yardstick.
+    """The error budget, its measure, and the measure's value for a relative L2 error of 1, see measure.rerun.OutputMetric.
 
     The measure is relative L2, the user's metric, or the largest share of a criterion's limit (the user's criteria, and
     default ones for discrete outputs). Raises: AuditorError(slug="bad-criterion") if a criterion does not fit the
@@ -42,7 +42,7 @@ def budget_of(
     flips = metric is None and may_flip(capture)
     if metric is None and not criteria and not flips:
         return max_error, output_error, 1.0
-    outputs = answer(subject.model, subject.batches[0], seed=seed)
+    outputs = run_model(subject.model, subject.batches[0], seed=seed)
     metric = _as_error(_of_the_cpu(metric), metric, outputs, max_error) if metric is not None else None
     if flips:
         criteria = (*criteria, *by_default(criteria, outputs, capture))

@@ -19,10 +19,10 @@ from ..artefact.runtime import precision_of
 from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
 from ..isolation import isolate
-from ..isolation.answer import answer
 from ..isolation.members import misfit, named_modules, named_parameters, size_of, structure_of
+from ..isolation.run_model import run_model
 from ..numerics.formats import label, runs
-from ..plan.workbench import emit_plans
+from ..plan.context import emit_plans
 from ..records import Audit, Plan, Subject
 from ..records.paths import enclosing_paths
 from ..verify.artefact import NotHandedOver, Verifier
@@ -123,7 +123,7 @@ def check_artefact(subject: Subject, audit: Audit, plans: Mapping[str, Plan], ch
     if chosen not in plans:
         check_fit(subject.model, audit)
         with isolate(subject.model):
-            quantize(subject.model, audit, chosen, lambda: answer(subject.model, subject.batches[0], seed=seed))
+            quantize(subject.model, audit, chosen, lambda: run_model(subject.model, subject.batches[0], seed=seed))
         return
     if subject.origin is None:
         return

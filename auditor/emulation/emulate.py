@@ -39,11 +39,11 @@ class Emulation(Handler):
         self.lenient, self.most = lenient, most
         self.seen = 0
 
-    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+    def run_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run an operation in the dtypes that CUDA's autocast selects. Raises: Endless, UnsupportedInFormat."""
-        return self.part(op, *self.enter(op, args, kwargs, region), region)
+        return self.run_leaf_op(op, *self.cast_arguments(op, args, kwargs, region), region)
 
-    def enter(
+    def cast_arguments(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) after the casts of CUDA's autocast."""
@@ -66,7 +66,7 @@ class Emulation(Handler):
 
         return over_tensors(cast, args), over_tensors(cast, kwargs)
 
-    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+    def run_leaf_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run an operation in the dtypes of its arguments. Raises: Endless, UnsupportedInFormat."""
         plain = not isinstance(op, torch._ops.OpOverload)
         self.seen += plain or not operation_of(op).cast
@@ -130,7 +130,7 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def as_on(device: str, most: int | None = None) -> Iterator[None]:
+def emulate_unless_native(device: str, most: int | None = None) -> Iterator[None]:
     """In the `with` block, operations run as on CUDA: natively on a GPU, otherwise emulated, with at most `most`
     operations."""
     with nullcontext() if is_native(device) else emulate("cuda", most=most):

@@ -40,18 +40,18 @@ _RUNNING = threading.Lock()
 class Handler:
     """Runs a model's operations in place of torch. This base class does what torch does without autocast."""
 
-    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+    def run_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run one operation as the user's code called it, with autocast disabled."""
         return op(*args, **kwargs)
 
-    def enter(
+    def cast_arguments(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments, possibly cast, of an operation on CUDA's autocast lists, below functorch's transforms.
-        `part` then runs the operation."""
+        `run_leaf_op` then runs the operation."""
         return args, kwargs
 
-    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+    def run_leaf_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run, on plain tensors, one of the operations into which functorch splits an operation."""
         return op(*args, **kwargs)
 
@@ -75,7 +75,7 @@ def intercept(
     with ExitStack() as stack:
         stack.callback(_RUNNING.release)
         for operator in list(_higher_order_ops.values()):
-            _teach(operator)
+            _register_operator(operator)
         stack.enter_context(one_stack(depth_of, around))
         stack.enter_context(disable_fused_path())
         stack.enter_context(disable_compilers())
@@ -117,7 +117,7 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         # Without the first guard, RNNs run as Python's decomposition, step by step.
         with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             if not _is_transformed(tensors_in((args, kwargs))):
-                return self.handler.whole(func, args, kwargs, region)
+                return self.handler.run_op(func, args, kwargs, region)
             with self.parts.of(region), _cast_below(self.parts):
                 return func(*args, **kwargs)
 
@@ -147,7 +147,7 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            return self.handler.part(func, args, kwargs or {}, self.region)
+            return self.handler.run_leaf_op(func, args, kwargs or {}, self.region)
 
 
 _below: list[_Parts] = []
@@ -160,7 +160,7 @@ def _cast_below(parts: _Parts) -> Iterator[None]:
     if not parts.region.enabled:
         yield
         return
-    _listen()
+    _register_listeners()
     _below.append(parts)
     try:
         with torch._C._SetExcludeDispatchKeyGuard(_KEY_BELOW, False), torch._C._IncludeDispatchKeyGuard(_KEY_BELOW):
@@ -170,7 +170,7 @@ def _cast_below(parts: _Parts) -> Iterator[None]:
 
 
 @cache
-def _listen() -> tuple[torch.library.Library, ...]:
+def _register_listeners() -> tuple[torch.library.Library, ...]:
     """Register kernels for operations on CUDA's autocast lists, under a key that only `_cast_below` enables."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     others = torch.library.Library("_", "IMPL", _KEY_BELOW.name)  # type: ignore[no-untyped-call]
@@ -187,11 +187,11 @@ def _listen() -> tuple[torch.library.Library, ...]:
 def _cast_listed(op: Any, *args: Any, **kwargs: Any) -> Any:
     parts = _below[-1]
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY_BELOW)):
-        args, kwargs = parts.handler.enter(op, args, kwargs, parts.region)
+        args, kwargs = parts.handler.cast_arguments(op, args, kwargs, parts.region)
         return op(*args, **kwargs)
 
 
-def _teach(operator: HigherOrderOperator) -> None:
+def _register_operator(operator: HigherOrderOperator) -> None:
     """Make `torch.cond` and similar operators run their bodies under `_Whole`, which sees the operations inside."""
     if _Whole in operator.python_key_table:
         return

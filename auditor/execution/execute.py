@@ -63,7 +63,7 @@ class SeparateResults(Semantics):
         return separate_tensors(super().compute(n, value_of), [value_of(source) for source in n.all_input_nodes])
 
 
-class SomeLow(Semantics):
+class SubsetLowPrecision(Semantics):
     """Computes some operations in a format and all other operations in FP32, for one run.
 
     inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results,
@@ -128,7 +128,7 @@ def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
 
 
 @dataclass(frozen=True)
-class Run:
+class Replay:
     """Results of a run by node name, and the run's semantics. stale: nodes whose inputs changed after the run."""
 
     values: Mapping[str, Any]
@@ -148,7 +148,7 @@ class Executor(fx.Interpreter):
         module: fx.GraphModule,
         semantics: Semantics = RECORDED,
         observer: Observe | None = None,
-        before: Run | None = None,
+        before: Replay | None = None,
     ) -> None:
         super().__init__(module)
         self.semantics, self.before = semantics, before
@@ -165,7 +165,7 @@ class Executor(fx.Interpreter):
 
     def steps(self, *inputs: Any) -> Iterator[tuple[fx.Node, Any]]:
         """Run one node at a time and yield its result. A result is freed once its last reader has run."""
-        self.env, before = dict[fx.Node, Any](), self.before or Run({}, self.semantics)
+        self.env, before = dict[fx.Node, Any](), self.before or Replay({}, self.semantics)
         handed = dict(zip(self.graph.find_nodes(op="placeholder"), inputs, strict=True))
         known, again = before.values, {*before.stale, *self.semantics.differing_nodes(before.semantics)}
         names = self._by_name.keys()

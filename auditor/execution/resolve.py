@@ -18,7 +18,7 @@ from ..numerics.formats import FORMATS, Format
 from ..numerics.kernels import promoted_format
 from ..numerics.nodes import arguments, overload_of, row_of, tensors_in
 from ..records import Capture, Literals, Node
-from .execute import Executor, Run, Semantics, ValueOf
+from .execute import Executor, Replay, Semantics, ValueOf
 from .policy import Casts, Policy, plain
 
 _LOW = frozenset(name for name, row in FORMATS.items() if row.low)
@@ -116,7 +116,7 @@ class Resolver:
         result = dict(executor.before.values) if executor.before else {}
         for n, node_type in executor.steps(*policy.capture.placeholders):
             result[n.name] = node_type
-        executor.before = Run(result, executor.semantics)
+        executor.before = Replay(result, executor.semantics)
         return Resolution(result)
 
 

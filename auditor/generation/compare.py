@@ -16,13 +16,13 @@ from torch import nn
 from ..criteria.criterion import Criterion
 from ..criteria.margins import WINDOW, count_replaced
 from ..criteria.values import divergence
-from ..isolation.answer import Around, answer
+from ..isolation.run_model import Around, run_model
 from ..numerics.casting import in_format, plain
 from ..numerics.formats import FORMATS
 from ..records.generation import StoredCache, TokenComparison
 from .decode import Prompts, Store, decode
 
-RUNS = 32
+MAX_RUNS = 32
 """Maximum number of values in `kl_by_position`, each the mean over an interval of steps."""
 
 INT8 = 127.0
@@ -116,7 +116,7 @@ class Decoding:
         """Compare all steps of one forward pass over FP32's tokens: [4, steps, prompts]."""
         expected = torch.load(one.logits, mmap=True)  # [steps, prompts, vocabulary]
         inputs = one.prompts.forced_inputs(model, one.tokens)
-        outputs = answer(model, inputs, seed=self.seed, around=around)
+        outputs = run_model(model, inputs, seed=self.seed, around=around)
         logits = outputs[0].float()[:, -self.steps :]  # [prompts, steps, vocabulary]
         by_step = logits.transpose(0, 1).cpu()
         tokens = one.tokens.cpu()
@@ -310,7 +310,7 @@ def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> 
     scale, root = 1000 / tokens, math.sqrt(flips)
     firsts = sorted(_first(column) for column in (cached[1].bool() & counts).T)
     steps = counts.shape[0]
-    edges = [round(i * steps / min(RUNS, steps)) for i in range(min(RUNS, steps) + 1)]
+    edges = [round(i * steps / min(MAX_RUNS, steps)) for i in range(min(MAX_RUNS, steps) + 1)]
     runs = [cached[0][a:b][counts[a:b]] for a, b in pairwise(edges)]
     return TokenComparison(
         kl=float(kl.mean()),

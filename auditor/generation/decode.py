@@ -14,8 +14,8 @@ from torch import nn
 
 from ..errors import LoadError
 from ..isolation import isolate
-from ..isolation.answer import Around
 from ..isolation.process import disable_compilers, disable_fused_path
+from ..isolation.run_model import Around
 from ..records import Batch
 
 MASKS = ("attention_mask", "decoder_attention_mask")

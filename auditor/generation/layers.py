@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..criteria.criterion import Criterion
-from ..isolation.answer import Around
+from ..isolation.run_model import Around
 from ..records.generation import CachedTensor, CachePlan, StoredCache, TokenComparison
 from ..stages import tick
 from .compare import STORED, WIDER, CacheRounding, Decoding, Observe, ReferenceTokens, are_met, stored_cache

@@ -23,19 +23,19 @@ from ..criteria.measure import Criteria, names_of
 from ..errors import let_through
 from ..execution.execute import Executor
 from ..execution.policy import choice_from_scopes
-from ..isolation.answer import answer
 from ..isolation.outputs import tensor_outputs
+from ..isolation.run_model import run_model
 from ..measure.layers import QuantizedModel
 from ..numerics.nodes import readers, row_of, tensors_in
+from ..plan.context import PlanningContext
 from ..plan.problem import Problem
-from ..plan.workbench import Workbench
 from ..records import Batch, Capture, Plan, Subject
 from ..records.folder import OWN
 from ..records.generation import Generation, PartShare, StoredCache
 from ..records.quantization import QuantizedPlan
 from ..settings import Settings
 from ..stages import Stages
-from ..verify.running import Runs, failure_of
+from ..verify.running import ModelRuns, failure_of
 from .compare import (
     Decoding,
     ReferenceTokens,
@@ -87,12 +87,14 @@ class GenerationReference:
             cache_plan=layers,
         )
 
-    def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
+    def under(self, plans: Mapping[str, Plan], planning: PlanningContext) -> dict[str, Plan]:
         """The plans, with decoding results for patched models that meet the error budget."""
         wanted = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
-        question = partial(Runs.generate, compare=partial(self.decoding.compare, batches=self.checks))
-        given = bench.ask(wanted, question) if wanted else {}
-        return {name: self._with(bench, plan, given[name]) if name in given else plan for name, plan in plans.items()}
+        question = partial(ModelRuns.generate, compare=partial(self.decoding.compare, batches=self.checks))
+        given = planning.ask(wanted, question) if wanted else {}
+        return {
+            name: self._with(planning, plan, given[name]) if name in given else plan for name, plan in plans.items()
+        }
 
     def under_scheme(self, plan: QuantizedPlan, model: QuantizedModel) -> QuantizedPlan:
         """A plan of quantization schemes, with its decoding results."""
@@ -104,9 +106,9 @@ class GenerationReference:
             found = failure_of(error)
         return replace(plan, generated=figures(self.checks, found))
 
-    def _with(self, bench: Workbench, plan: Plan, given: dict[str, list[torch.Tensor]] | str) -> Plan:
-        distance, batch, path = bench.yardstick.distance, bench.subject.batches[0], bench.capture.first
-        logits, problem = bench.reference(batch)[0], bench.problem(plan.strategy, plan.format)
+    def _with(self, planning: PlanningContext, plan: Plan, given: dict[str, list[torch.Tensor]] | str) -> Plan:
+        distance, batch, path = planning.output_metric.distance, planning.subject.batches[0], planning.capture.first
+        logits, problem = planning.reference(batch)[0], planning.problem(plan.strategy, plan.format)
         decided = distance.each if isinstance(distance, Criteria) else ()
         known = [margins_of(one, logits) for one in decided if one.kind == "top1"]
         margins, found = next((one for one in known if one is not None), None), figures(self.checks, given)
@@ -114,7 +116,7 @@ class GenerationReference:
             return replace(plan, generated=replace(found, parts=shares(problem, plan)[1]))
         how = problem.policy_for(choice_from_scopes(plan.scopes))
         with torch.no_grad():
-            outputs = Executor(path.graph_module, how).run(*path.bind(bench.subject.model, batch))
+            outputs = Executor(path.graph_module, how).run(*path.bind(planning.subject.model, batch))
         sizes = margins.size_by_step(logits, tensor_outputs(outputs)[0], self.decoding.steps)
 
         def flips(error: float) -> tuple[float, int | None]:
@@ -149,7 +151,7 @@ def generate_reference(
         scaled = scaled_caches(decoding, model, held_out or batches, nullcontext) if caches else ()
         forced, others = (tuple(one.prompts.forced_inputs(model, one.tokens) for one in x) for x in (batches, held_out))
         subject = replace(subject, batches=forced, held_out=others)
-        outputs = answer(model, subject.batches[0], seed=options.seed)
+        outputs = run_model(model, subject.batches[0], seed=options.seed)
     names, vocabulary = names_of(outputs), torch.load(batches[0].logits, mmap=True).shape[-1]
     if not names or outputs[0].dim() != 3 or outputs[0].shape[-1] != vocabulary:
         raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, {vocabulary}]")

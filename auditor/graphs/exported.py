@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 from ..errors import PlanError, first_line, let_through
 from ..execution.execute import Executor
 from ..isolation import isolate
-from ..isolation.answer import answer
 from ..isolation.outputs import tensor_outputs
 from ..isolation.process import disable_fused_path, quietly
+from ..isolation.run_model import run_model
 from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.metrics import output_error
 from ..numerics.nodes import mutates, row_of
@@ -68,7 +68,7 @@ def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
         these runs."""
         module = program.module()
         both = (batch, _twice(batch))
-        return all(output_error(answer(wrapped, each), answer(module, each)) <= SAME for each in both)
+        return all(output_error(run_model(wrapped, each), run_model(module, each)) <= SAME for each in both)
 
     try:
         program, fixed = _program(wrapped, batch, takes=agrees)

@@ -14,12 +14,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import AuditorError, MeasureError, first_line, let_through, origin_of
-from ..isolation.answer import answer
 from ..isolation.process import quietly
+from ..isolation.run_model import run_model
 from ..numerics.entries import tensors_in
 from ..numerics.formats import dtype_name, dtype_of, label
 from ..numerics.metrics import output_error
-from ..plan.workbench import worst_of
+from ..plan.context import worst_of
 from ..records import Audit, Batch, Onnx, Plan
 from ..verify.artefact import NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, ONNX, PROVIDER, ProgramModule
@@ -190,7 +190,7 @@ def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, b
             answers = verifier.ask(folder, list(tried))
     except NotHandedOver as error:
         return dict.fromkeys(tried, f"the inputs cannot be passed to another process: {first_line(error)}")
-    expected = [[x.cpu() for x in answer(audit.live.model, batch, seed=audit.environment.seed)] for batch in batches]
+    expected = [[x.cpu() for x in run_model(audit.live.model, batch, seed=audit.environment.seed)] for batch in batches]
     return {name: _error(expected, result) for name, result in answers.items()}
 
 

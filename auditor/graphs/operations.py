@@ -17,10 +17,10 @@ from ..numerics import operations as table
 from ..numerics.formats import FORMATS, dtype_of
 from ..numerics.fp32_output import FACTORS
 from ..numerics.nodes import dtype, op_name, row_of, target_of, tensors_in
+from ..plan.context import PlanningContext
 from ..plan.costs import TIE, cast_seconds, costs_of, elements_of, price
 from ..plan.outputs import fails_by_inputs
 from ..plan.search import FORBIDDEN
-from ..plan.workbench import Workbench
 from ..records import Capture, Literals
 from ..records.paths import FP32_OUTPUT
 from .exported import INNER, outlines
@@ -117,24 +117,24 @@ class Table:
         return price, square
 
 
-def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
+def table_of(graph: fx.Graph, format: str, planning: PlanningContext) -> Table:
     """The solver's table of operations and values, for a format. graph: the exported graph with recorded shapes."""
-    costs, captured, asked = costs_of(graph), align_nodes(graph, bench.capture.first), bench.options
+    costs, captured, asked = costs_of(graph), align_nodes(graph, planning.capture.first), planning.options
     returned, share = graph.output_node().all_input_nodes, FUSED if asked.objective == "time" else TIE
     operations, values, makers = dict[str, GraphOperation](), dict[str, Value](), dict[Any, str]()
     for node in graph.nodes:
         name, elements, its = node.name, elements_of(node), captured.get(node.name)
         picks = op_name(node.target) == "getitem"  # one element of a tuple
-        contribution = bench.contributions[format].get(its or "")
+        contribution = planning.contributions[format].get(its or "")
         effects = (contribution.own, contribution.cast) if contribution else (0.0, 0.0)
         own, rounding = (min(effect**2, FORBIDDEN) for effect in effects)
         if node.op == "call_function":
             makers[node] = makers.get(node.args[0], name) if picks else name
         reads = tuple(source.name for source in node.all_input_nodes if dtype(source) is torch.float32)
         if reads and node.op == "call_function" and not picks:
-            cost, figures = costs[name], asked.figures
+            cost, figures = costs[name], asked.gpu_spec
             low, high = (price(asked.objective, cost, elements, each, figures) for each in (format, "fp32"))
-            why = _reason_to_keep(node, its, format, bench)
+            why = _reason_to_keep(node, its, format, planning)
             whole = GraphOperation(name, op_name(node.target), reads, low, high, own, cost.flops, its, *why)
             output = f"{name}{FP32_OUTPUT}"
             able = row_of(node).packet in FACTORS and not node.kwargs  # a product that may have FP32 output
@@ -147,17 +147,17 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
             operations[name] = whole
         if node.op != "output" and dtype(node) is torch.float32:
             maker = makers[node] if makers.get(node) in operations else None
-            cast = share * cast_seconds(elements, format, asked.figures)
+            cast = share * cast_seconds(elements, format, asked.gpu_spec)
             values[name] = Value(name, maker, cast, rounding, node.op == "get_attr", node in returned)
     return Table(format, operations, values)
 
 
 def _reason_to_keep(
-    node: fx.Node, captured: str | None, format: str, bench: Workbench
+    node: fx.Node, captured: str | None, format: str, planning: PlanningContext
 ) -> tuple[str, str, Literals | None]:
     """Why an operation must stay FP32, as a word and as a clause; both are "" if low precision is possible. Also the
     literals in the format of the matching recorded operation, if any."""
-    known = bench.capture.nodes.get(captured or "")
+    known = planning.capture.nodes.get(captured or "")
     literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
     if refused := _check_runs_low(node, dtype_of(format), literals):
         return "refused", refused, literals
@@ -165,9 +165,9 @@ def _reason_to_keep(
         row, writers = row_of(node), {table.operation(name).scatter for name in table.packets()}
         if not (row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers):
             return "untested", "no matching operation in the recorded run", literals  # others only move entries
-    elif (effect := bench.contributions[format].get(captured)) is not None and effect.decided_by == "not-run":
+    elif (effect := planning.contributions[format].get(captured)) is not None and effect.decided_by == "not-run":
         return "untested", "untested: only a run can measure its effect on the outputs", literals
-    verdict = bench.judged.verdicts.get(captured or "", {}).get(format)
+    verdict = planning.judged.verdicts.get(captured or "", {}).get(format)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return "", "", literals
     return verdict.verdict, f"{verdict.verdict}, since {verdict.reason}", literals

@@ -15,22 +15,22 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..artefact.strategies import GRAPHS
-from ..emulation.emulate import as_on
+from ..emulation.emulate import emulate_unless_native
 from ..errors import MeasureError, PlanError, first_line, let_through
 from ..execution.execute import Executor
 from ..execution.policy import Policy, plain
 from ..execution.resolve import resolve
-from ..isolation.answer import from_the_start
 from ..isolation.outputs import NamedTensors, tensor_outputs
+from ..isolation.run_model import from_the_start
 from ..numerics.casting import widen
 from ..numerics.formats import dtype_of, runs
 from ..numerics.fp32_output import multiply
 from ..numerics.nodes import operation_of, tensors_in
+from ..plan.context import PlanningContext, worst_of
 from ..plan.costs import costs_of, memory_of, most_alive
 from ..plan.scores import InFp32
 from ..plan.search import HIGH, LOW, MARGIN, Arc, Candidate, Choice, Cuts, Space, choose, find_verified
 from ..plan.verified import judge_replay, verify
-from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..records.decisions import Decisions
 from ..records.paths import FP32_OUTPUT
@@ -58,53 +58,53 @@ class GraphPlans:
     quantized_plans: tuple[QuantizedPlan, ...] = ()
 
 
-def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
+def graphs_of(planning: PlanningContext, score: InFp32 | None = None) -> GraphPlans:
     """Make a plan of strategy `graph` for every format that torch computes in, verified on held-out inputs if any.
     score: the FP32 model's score, if plans are scored.
 
     If the model cannot be exported, a warning says so, and plans of other strategies remain. Raises:
     PlanError(slug="cannot-export") if no other strategy was requested.
     """
-    subject = bench.subject
+    subject = planning.subject
     try:
         tick("exporting the model")
-        trial = Trial(export_model(subject.model, subject.batches[0]), bench)
+        trial = Trial(export_model(subject.model, subject.batches[0]), planning)
         if not trial.agrees(subject.batches[0]):
             raise cannot("the exported graph does not reproduce the model's outputs")
         batches, held_out = (tuple(filter(trial.agrees, some)) for some in (subject.batches, subject.held_out))
         if len(batches) + len(held_out) < len(subject.batches) + len(subject.held_out):
             agreeing = replace(subject, batches=batches, held_out=held_out)
-            trial = replace(trial, bench=replace(bench, subject=agreeing))
+            trial = replace(trial, planning=replace(planning, subject=agreeing))
         return _make_plans(trial, score)
     except PlanError as error:
-        if error.slug != "cannot-export" or not bench.options.scope_strategies:
+        if error.slug != "cannot-export" or not planning.options.scope_strategies:
             raise
         return GraphPlans(said=(f"There is no plan of strategy {GRAPHS[0]}: {error}",))
 
 
 def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
-    bench = trial.bench
+    planning = trial.planning
     baselines, spaces, files = dict[str, Verification](), dict[str, Operations](), dict[str, bytes]()
-    for format in filter(runs, bench.options.formats):
+    for format in filter(runs, planning.options.formats):
         name = f"{GRAPHS[0]}_{format}"
-        table, baselines[name] = _all_low(trial, table_of(trial.exported.graph_module.graph, format, bench))
+        table, baselines[name] = _all_low(trial, table_of(trial.exported.graph_module.graph, format, planning))
         spaces[name] = Operations(table, trial)
 
     def make(limits: Mapping[str, float]) -> dict[str, Candidate]:
         made = {}
         for name, limit in limits.items():
             tick(name.replace("_", " "))
-            made[name] = spaces[name].propose(limit) if bench.options.quick else choose(spaces[name], limit)
+            made[name] = spaces[name].propose(limit) if planning.options.quick else choose(spaces[name], limit)
         return made
 
     def run(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         plans = {}
         for name, choice in chosen.items():
             plans[name], files[f"{name}{PROGRAM}"] = _build_plan(name, spaces[name], choice)
-        return verify(bench, plans, files)
+        return verify(planning, plans, files)
 
-    plans = find_verified(spaces, bench.max_error, make, run)
-    return GraphPlans(score.under(plans, bench, files) if score else plans, baselines, files)
+    plans = find_verified(spaces, planning.max_error, make, run)
+    return GraphPlans(score.under(plans, planning, files) if score else plans, baselines, files)
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
@@ -113,8 +113,10 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
     while True:
         try:
             error = trial.error(table, low)
-            policy = Policy(trial.bench.capture, "cast", plain(table.format), table.format)  # in place of the program
-            return table, judge_replay(trial.bench, error, policy)
+            policy = Policy(
+                trial.planning.capture, "cast", plain(table.format), table.format
+            )  # in place of the program
+            return table, judge_replay(trial.planning, error, policy)
         except OperationRefused as refused:
             name = refused.name
             if name not in low:
@@ -128,12 +130,12 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
 
 def _build_plan(name: str, space: Operations, choice: Candidate) -> tuple[Plan, bytes]:
     """The plan of a choice of precisions, and its program."""
-    bench = space.trial.bench
+    planning = space.trial.planning
     table = space.table
     low = table.free - choice.high
     module = lower_operations(space.trial.exported, table, low)
     saved = save_program(module, space.trial.exported)
-    all_fp32 = resolve(Policy.wide(bench.capture))
+    all_fp32 = resolve(Policy.wide(planning.capture))
     plan = Plan(
         name=name,
         strategy=GRAPHS[0],
@@ -142,23 +144,23 @@ def _build_plan(name: str, space: Operations, choice: Candidate) -> tuple[Plan, 
         predicted_error=choice.predicted_error,
         low_precision_flops=table.low_flops(low),
         predicted_speedup=_predict_speedup(space, low),
-        objective=bench.options.objective,
-        target=bench.options.figures,
+        objective=planning.options.objective,
+        target=planning.options.gpu_spec,
         program=_describe_program(name, space, low, saved),
         memory=memory_needed(module),
-        fp32_memory=memory_of(bench.capture, bench.costs, all_fp32, table.format),
+        fp32_memory=memory_of(planning.capture, planning.costs, all_fp32, table.format),
     )
     return plan, saved.content
 
 
 def _predict_speedup(space: Operations, low: frozenset[str]) -> float:
     """Predicted time in FP32 divided by the time with the operations `low` in low precision."""
-    bench = space.trial.bench
+    planning = space.trial.planning
     timed = space.table
-    if bench.options.objective != "time":  # the table's costs are not times
-        options = bench.options.model_copy(update={"objective": "time"})
+    if planning.options.objective != "time":  # the table's costs are not times
+        options = planning.options.model_copy(update={"objective": "time"})
         graph = space.trial.exported.graph_module.graph
-        timed = table_of(graph, space.table.format, replace(bench, options=options))
+        timed = table_of(graph, space.table.format, replace(planning, options=options))
     seconds, _ = timed.price(low)
     fp32_seconds, _ = timed.price(frozenset())
     return fp32_seconds / seconds if seconds else 1.0
@@ -174,7 +176,7 @@ def _describe_program(name: str, space: Operations, low: frozenset[str], saved: 
         operations=len(operations),
         low=len(entirely_low),
         casts=saved.casts,
-        kept=kept_of(table, low, MARGIN * space.trial.bench.max_error),
+        kept=kept_of(table, low, MARGIN * space.trial.planning.max_error),
         fixed=saved.fixed or None,
     )
 
@@ -223,12 +225,12 @@ class Trial:
     """Runs one exported model on the audit's batches."""
 
     exported: ExportedModel
-    bench: Workbench
+    planning: PlanningContext
 
     def error(self, table: Table, low: frozenset[str]) -> float:
         """The worst batch's output error with the operations `low` in low precision. Raises: OperationRefused."""
         module = lower_operations(self.exported, table, low)
-        return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
+        return worst_of([self._distance(module, batch) for batch in self.planning.subject.batches])
 
     def agrees(self, batch: Batch) -> bool:
         """Whether the exported graph in FP32 reproduces the model's outputs, up to AGREES or FP32's noise."""
@@ -236,7 +238,7 @@ class Trial:
             off = self._distance(self.exported.graph_module, batch)
         except OperationRefused:
             return False
-        return off <= AGREES * self.bench.max_error or off <= self.bench.noise.found.error
+        return off <= AGREES * self.planning.max_error or off <= self.planning.noise.found.error
 
     def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
         """Output error of the graph on a batch; inf if its outputs differ in structure. Raises: OperationRefused."""
@@ -245,17 +247,17 @@ class Trial:
         executor = Executor(module)
 
         def run() -> NamedTensors:
-            with as_on(self.bench.options.where, self.bench.most):
+            with emulate_unless_native(self.planning.options.where, self.planning.most):
                 return tensor_outputs(executor.run(*leaves))
 
         try:
-            outputs = from_the_start(module, batch, run, self.bench.options.seed)
+            outputs = from_the_start(module, batch, run, self.planning.options.seed)
         except Exception as error:
             let_through(error)
             name = executor.at.meta.get(COPIED, executor.at.name) if executor.at else ""
             raise OperationRefused(name, error) from error
         try:
-            return self.bench.yardstick.distance(self.bench.reference(batch), outputs)
+            return self.planning.output_metric.distance(self.planning.reference(batch), outputs)
         except MeasureError:
             return math.inf
 

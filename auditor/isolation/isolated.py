@@ -101,7 +101,7 @@ def _set(module: nn.Module, flag: bool) -> None:
 def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
     """In the body, low-precision tensors of the model are FP32; then they are restored bit for bit, in the same memory.
 
-    which: the tensors to convert, a value of Subject.raised.
+    which: the tensors to convert, a value of Subject.upcast.
     """
     tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
     with ExitStack() as stack:

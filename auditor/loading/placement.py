@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import AuditorError, describe, device_failed, let_through
-from ..isolation.answer import answer
+from ..isolation.run_model import run_model
 from ..numerics.devices import CPU, NATIVE, is_native, is_spread
 from ..numerics.entries import over_tensors
 from ..records import Subject
@@ -37,7 +37,7 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     refused: Exception | None = None
     for candidate in move_subject(subject, device):
         try:
-            answer(candidate.model, candidate.batches[0], seed=seed)
+            run_model(candidate.model, candidate.batches[0], seed=seed)
             return candidate
         except Exception as error:
             if not device_failed(error):

@@ -53,7 +53,7 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
             refused = refused or error
             continue
         floats = [x for _, x in named_tensors(subject.model) if x.is_floating_point()]
-        if candidate.raised == "kept" and all(is_low(x.dtype) for x in floats):
+        if candidate.upcast == "kept" and all(is_low(x.dtype) for x in floats):
             raise LoadError(
                 "the model is stored in low precision and does not run when its weights are converted to "
                 f"FP32, so there is no reference: {refused}. Let its forward use the dtype of its weights "
@@ -68,7 +68,7 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
 @contextmanager
 def upcast_model(subject: Subject) -> Iterator[None]:
     """In the body, offloaded weights are loaded, and tensors are FP32 as `settle_precision` decided; then undo both."""
-    with present(subject.model), in_fp32(subject.model, subject.raised):
+    with present(subject.model), in_fp32(subject.model, subject.upcast):
         yield
 
 
@@ -103,12 +103,12 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
             f"the model itself casts to {dtypes}, so its {dtypes} weights stay in {dtypes}, in the reference "
             "and in every plan; only the rest of the model is audited"
         )
-        yield replace(subject, raised="kept", warnings=(*subject.warnings, note))
+        yield replace(subject, upcast="kept", warnings=(*subject.warnings, note))
 
 
 def _widen(subject: Subject, which: str, note: str) -> Subject:
     batches, held_out = widen((subject.batches, subject.held_out))
-    return replace(subject, raised=which, batches=batches, held_out=held_out, warnings=(*subject.warnings, note))
+    return replace(subject, upcast=which, batches=batches, held_out=held_out, warnings=(*subject.warnings, note))
 
 
 def held_outside(model: nn.Module) -> set[str]:

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 from .. import offload
 from ..errors import LoadError, describe, let_through
 from ..isolation import in_eval
-from ..isolation.answer import answer
 from ..isolation.isolated import in_fp32, switch
 from ..isolation.members import is_wrapped, named_tensors, unwrap_model, wrapper_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
+from ..isolation.run_model import run_model
 from ..numerics.entries import entries, is_number, tensors_in
 from ..records import Batch, Subject
 from . import inputs, state
@@ -317,7 +317,7 @@ def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:
 
 def _forward(subject: Subject, batch: Batch) -> NamedTensors:
     try:
-        return answer(subject.model, batch)
+        return run_model(subject.model, batch)
     except (Exception, SystemExit) as error:
         let_through(error, memory=False)
         shapes = ", ".join(inputs.shapes_of(batch)) or "no tensor"

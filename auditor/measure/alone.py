@@ -397,7 +397,7 @@ class LowPrecisionProbe:
         if not (fails or _turns_non_finite(error) or self._turns_non_finite_in_low_run(n)):
             return error
         is_inherited = any(source in self._diverged for source in n.all_input_nodes)
-        return replace(error, born=not is_inherited)
+        return replace(error, originates_here=not is_inherited)
 
     def _turns_non_finite_in_low_run(self, n: fx.Node) -> bool:
         """Whether the result with the whole model in the format is Inf or NaN where FP32's is finite."""

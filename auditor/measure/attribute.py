@@ -23,7 +23,7 @@ from ..stages import beat
 from .alone import Trace
 from .measure import Measurement
 from .probes import Sums, by_level, inner_products, probes
-from .rerun import PLAIN, Yardstick
+from .rerun import PLAIN, OutputMetric
 from .values import Place, reading
 
 MAX_PROBES = 8
@@ -272,9 +272,9 @@ class FirstOrder:
     quantized: Contributions
 
 
-def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = PLAIN) -> FirstOrder:
+def first_order(measurement: Measurement, seed: int = 0, output_metric: OutputMetric = PLAIN) -> FirstOrder:
     """Contributions of all nodes from a few backward passes, see `estimate`."""
-    criteria = yardstick.distance if isinstance(yardstick.distance, Criteria) else None
+    criteria = output_metric.distance if isinstance(output_metric.distance, Criteria) else None
     parts = _parts(measurement, criteria) if criteria else {}
     passes = {by: estimate(measurement, seed, target, keep=True) for by, target in parts.items()}
     passes = passes or {"": estimate(measurement, seed)}

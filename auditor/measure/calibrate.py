@@ -23,7 +23,7 @@ from .layers import measure_layers, spans_of
 from .measure import Measurement, measure
 from .quantized import QuantizedLayers, require_layers
 from .reference import Back
-from .rerun import PLAIN, Yardstick, regions_of
+from .rerun import PLAIN, OutputMetric, regions_of
 from .uncertain import measure_uncertain
 
 K = TypeVar("K")
@@ -57,7 +57,7 @@ def calibrate(
     subject: Subject,
     formats: tuple[str, ...],
     seed: int,
-    yardstick: Yardstick = PLAIN,
+    output_metric: OutputMetric = PLAIN,
     whole: Subject | None = None,
     schemes: tuple[str, ...] = (),
 ) -> Calibration:
@@ -74,7 +74,7 @@ def calibrate(
         try:
             measured = measure(capture, subject.model, batch, formats, back=backs[0])
             measured.quantized = QuantizedLayers(capture, measured.values, schemes, spans)
-            return measured, first_order(measured, seed, yardstick)
+            return measured, first_order(measured, seed, output_metric)
         except Exception as error:
             let_through(error)
             if not backs[1:]:
@@ -84,16 +84,16 @@ def calibrate(
     def one(batch: Batch) -> Calibration:
         number = number_of(whole or subject, batch)
         measured, first = measure_batch(batch, "trusted", "tried", "none")
-        contributions, linearity = measure_uncertain(measured, first, yardstick)
+        contributions, linearity = measure_uncertain(measured, first, output_metric)
         contributions = {
             name: {fmt: replace(one, batch=number) for fmt, one in formats.items()}
             for name, formats in contributions.items()
         }
         errors = refine_causes(measured.errors, contributions)
         leads = batch is subject.batches[0]
-        regions = tuple(regions_of(measured, contributions, yardstick)) if leads else ()
-        decisions = measure_decisions(measured, yardstick) if leads else ()
-        quantized = {(layer.node, layer.scheme): layer for layer in measure_layers(measured, first, yardstick)}
+        regions = tuple(regions_of(measured, contributions, output_metric)) if leads else ()
+        decisions = measure_decisions(measured, output_metric) if leads else ()
+        quantized = {(layer.node, layer.scheme): layer for layer in measure_layers(measured, first, output_metric)}
         return Calibration(
             errors,
             contributions,
@@ -115,7 +115,7 @@ def calibrate_paths(
     subject: Subject,
     formats: tuple[str, ...],
     seed: int,
-    yardstick: Yardstick = PLAIN,
+    output_metric: OutputMetric = PLAIN,
     schemes: tuple[str, ...] = (),
 ) -> tuple[Capture, Calibration]:
     """Return the joined graph of all paths, and the combined results of `calibrate` on each path's batches.
@@ -126,11 +126,11 @@ def calibrate_paths(
     require_layers([path.capture for path in recordings.each], schemes)
     paths, result, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
     for path in recordings.each:
-        later, distance = path is not recordings.first, yardstick.distance
+        later, distance = path is not recordings.first, output_metric.distance
         if later and isinstance(distance, Criteria):  # another path may return other outputs
             distance = replace(distance, names=tuple(path.outputs))
         try:
-            by = replace(yardstick, distance=distance)
+            by = replace(output_metric, distance=distance)
             part = calibrate(path.capture, replace(subject, batches=path.batches), formats, seed, by, subject, schemes)
         except MeasureError as error:
             if not later:
@@ -198,7 +198,7 @@ def worse(a: NodeError, b: NodeError) -> NodeError:
         subnormal=max(a.subnormal, b.subnormal),
         max_ulp=_larger(a.max_ulp, b.max_ulp),
         cause=first.cause or second.cause,
-        born=a.born or b.born,
+        originates_here=a.originates_here or b.originates_here,
     )
 
 

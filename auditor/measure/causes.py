@@ -126,7 +126,7 @@ def storage_notes(
     subject: Subject, capture: Capture, ranges: Mapping[str, Magnitudes], formats: tuple[str, ...]
 ) -> tuple[str, ...]:
     """A note per format on weights stored in low precision; () if all weights are FP32, or stay low in the audit."""
-    if not subject.stored_low or subject.raised == "kept":
+    if not subject.stored_low or subject.upcast == "kept":
         return ()
     total = size_of(subject.model)
     stored = {row.name: count for row in FORMATS.values() if (count := subject.stored_low.get(row.storage or "", 0))}

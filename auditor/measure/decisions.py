@@ -16,7 +16,7 @@ from ..criteria.criterion import Criterion
 from ..criteria.margins import find_margins
 from ..criteria.values import value
 from ..errors import let_through
-from ..execution.execute import Executor, Run, SomeLow, ValueOf
+from ..execution.execute import Executor, Replay, SubsetLowPrecision, ValueOf
 from ..numerics.casting import widen
 from ..numerics.entries import is_number
 from ..numerics.metrics import disagreement
@@ -26,7 +26,7 @@ from ..records.paths import within
 from ..stages import beat
 from .alone import rounder
 from .measure import Measurement
-from .rerun import Yardstick, chooses_otherwise
+from .rerun import OutputMetric, chooses_otherwise
 
 MOST = 8
 """Maximum number of operations whose flips get a separate run, most own flips first; each run costs a forward pass."""
@@ -37,13 +37,13 @@ LEVELS = 8
 ABOVE = Criterion("", "flips", 0.0, (("threshold", 0.0),))
 
 
-def measure_decisions(measurement: Measurement, yardstick: Yardstick) -> tuple[Decisions, ...]:
+def measure_decisions(measurement: Measurement, output_metric: OutputMetric) -> tuple[Decisions, ...]:
     """For each format, the decisions that flip and the error they cause; () for a model without decisions that change.
 
     An operation's error comes from a run in which only its decisions may flip: flips elsewhere would hide the error.
     """
     nodes = find_deciding(measurement)
-    runs = [_LowRuns(measurement, fmt, yardstick, nodes) for fmt in measurement.formats if nodes]
+    runs = [_LowRuns(measurement, fmt, output_metric, nodes) for fmt in measurement.formats if nodes]
     return tuple(one for one in map(_take_apart, runs) if one is not None)
 
 
@@ -95,9 +95,9 @@ class _LowRuns:
     """Runs a model in low precision, with some of the FP32 run's decisions. nodes: the operations that decide."""
 
     def __init__(
-        self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
+        self, measurement: Measurement, format: str, output_metric: OutputMetric, nodes: Mapping[str, fx.Node]
     ) -> None:
-        self.measurement, self.format, self.yardstick, self.nodes = measurement, format, yardstick, nodes
+        self.measurement, self.format, self.output_metric, self.nodes = measurement, format, output_metric, nodes
         self._round, self._reference = rounder(measurement.capture, format), [x.detach() for x in measurement.outputs]
         self._low = {name for name, errors in measurement.errors.items() if errors[format].unsupported is None}
 
@@ -112,8 +112,8 @@ class _LowRuns:
         beat()
         capture, values = self.measurement.capture, self.measurement.values
         kept = {name: values[name] for name in held}
-        low = SomeLow(capture, self._low - set(wide), self.format, self._round, kept)
-        executor = Executor(capture.graph_module, low, before=Run(values))
+        low = SubsetLowPrecision(capture, self._low - set(wide), self.format, self._round, kept)
+        executor = Executor(capture.graph_module, low, before=Replay(values))
         seen, changed, result = dict[str, Decision](), set[str](), None
         try:
             with torch.no_grad():
@@ -121,11 +121,11 @@ class _LowRuns:
                     if n.name in counted:
                         seen[n.name] = self._count_flips(n, low.receive(n, executor.value_of), widen(result))
                         changed |= {n.name} if chooses_otherwise(n, widen(result), values) else set()
-            error, _ = self.yardstick(self._reference, tensors_in(widen(result)))
+            error, _ = self.output_metric(self._reference, tensors_in(widen(result)))
         except Exception as failure:  # a shape that depends on a decision may not fit
             let_through(failure)
             error = math.inf
-        return error * self.yardstick.unit, seen, changed
+        return error * self.output_metric.unit, seen, changed
 
     def _count_flips(self, n: fx.Node, arriving: ValueOf, result: Any) -> Decision:
         values, node = self.measurement.values, self.measurement.capture.nodes[n.name]

@@ -21,9 +21,9 @@ from ..criteria.margins import Form
 from ..criteria.measure import Criteria, names_of
 from ..emulation.intercept import Handler, intercept
 from ..emulation.regions import Region
-from ..isolation.answer import answer
 from ..isolation.members import named_tensors
 from ..isolation.process import quietly
+from ..isolation.run_model import run_model
 from ..numerics.entries import entries, finite, is_number
 from ..numerics.metrics import output_error
 from ..numerics.nodes import op_name, row_of
@@ -46,13 +46,13 @@ from .quantized import (
     roles_of_experts,
     together,
 )
-from .rerun import SENSITIVE_SHARE, Reruns, Yardstick
+from .rerun import SENSITIVE_SHARE, OutputMetric, Reruns
 from .smoothing import best_smoothing
 
-RUNS = 24
+MAX_RUNS = 24
 """Maximum number of runs per scheme, in forward passes of the model."""
 
-CHOICE_RUNS = 96
+MAX_CHOICE_RUNS = 96
 """The same for a model that chooses inside, such as a router: first order does not see the choices that flip."""
 
 _JUMPS = ("fmod", "frac", "hardshrink", "heaviside", "remainder", "threshold")
@@ -62,18 +62,20 @@ _ALIKE = 1.5
 """Weight and input count as equally harmful up to this ratio of their effects."""
 
 
-def measure_layers(measurement: Measurement, first: FirstOrder, yardstick: Yardstick) -> Iterator[QuantizedLayer]:
+def measure_layers(
+    measurement: Measurement, first: FirstOrder, output_metric: OutputMetric
+) -> Iterator[QuantizedLayer]:
     """Measure all layers under all schemes.
 
     A run measures an effect without a first-order estimate, an effect on a choice inside the model, and an estimate
     above a quarter of the error budget. In this order; first the layers nearest to a choice, and the largest estimates.
     """
-    layers, limit = measurement.quantized.layers, yardstick.limit
+    layers, limit = measurement.quantized.layers, output_metric.limit
     steps_to_choice = _steps_to_choice(measurement)
-    allowed = CHOICE_RUNS if steps_to_choice.keys() & layers.keys() else RUNS
+    allowed = MAX_CHOICE_RUNS if steps_to_choice.keys() & layers.keys() else MAX_RUNS
     blind = {name for name in layers if not first.answers or name in first.unseen}
     for scheme in measurement.quantized.schemes:
-        reruns = Reruns(measurement, measurement.formats[0], yardstick)
+        reruns = Reruns(measurement, measurement.formats[0], output_metric)
         known = {name: first.quantized[name][scheme] for name in layers}
 
         def urgency(name: str, known: Mapping[str, Contribution] = known) -> tuple[bool, float, float]:
@@ -199,7 +201,7 @@ SKETCH = 4096
 """Number of entries to which `change_of` compresses a change of the outputs."""
 
 
-def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], by: Yardstick) -> torch.Tensor:
+def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], by: OutputMetric) -> torch.Tensor:
     """A compressed change d of the outputs, [criteria, SKETCH]: the largest norm of a row is the error. The rows of
     several small changes can be added.
 
@@ -276,7 +278,7 @@ class QuantizedModel:
             "pasted": partial(self._in_torchao, schemes, PASTED_DTYPE),
             "emulation of pasted": partial(self._emulating_pasted, schemes),
         }[by]
-        outputs = answer(self.model, batch, seed=seed, around=around)
+        outputs = run_model(self.model, batch, seed=seed, around=around)
         return [x.float() if x.dtype == PASTED_DTYPE else x for x in outputs] if "pasted" in by else outputs
 
     def runs_in_torchao(self, schemes: Mapping[str, str]) -> bool:
@@ -344,7 +346,7 @@ class _Layers(Handler):
         self.of, self.change = of, change
         self.picked = dict[int, str]()
 
-    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+    def run_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run one operation, with its arguments changed if it is a layer."""
         name, changed = op_name(op), list(args)
         roles = roles_of_experts(name, args, self._is_stack) or roles_of(name, args, lambda x: x.shape)
@@ -376,7 +378,7 @@ class _Layers(Handler):
         self.picked[place] = key
         weakref.finalize(result, self.picked.pop, place, None)
 
-    part = whole
+    run_leaf_op = run_op
 
 
 def spans_of(
@@ -394,7 +396,7 @@ def spans_of(
 
     for batch in batches if any(SCHEMES[scheme].is_calibrated for scheme in schemes) else ():
         look = partial(see, batch[1].get("attention_mask"))
-        answer(model, batch, seed=seed, around=partial(intercept, _Layers(QuantizedModel(model), look)))
+        run_model(model, batch, seed=seed, around=partial(intercept, _Layers(QuantizedModel(model), look)))
     return result
 
 

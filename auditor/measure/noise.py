@@ -12,13 +12,13 @@ from ..criteria.measure import Criteria
 from ..errors import describe, let_through
 from ..execution.execute import RECORDED, Executor, run_pairwise
 from ..isolation import isolate
-from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
+from ..isolation.run_model import run_model
 from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_in
 from ..records import Capture, Contribution, ModelPath, Noise, Subject
-from .rerun import Yardstick
+from .rerun import OutputMetric
 
 REPEATED = (37, 211)
 """For each repeated FP32 run: how many numbers are allocated before the run, so that memory addresses differ."""
@@ -36,7 +36,9 @@ class FP32Runs:
     graded: list[torch.Tensor] | str | None = None
 
 
-def noise_of(path: ModelPath, subject: Subject, yardstick: Yardstick, seed: int, *, native: bool = False) -> FP32Runs:
+def noise_of(
+    path: ModelPath, subject: Subject, output_metric: OutputMetric, seed: int, *, native: bool = False
+) -> FP32Runs:
     """Compare repeated FP32 runs with the first; returns the differences and the first run's outputs.
 
     On a CPU, one more run, with gradients enabled and other memory addresses, suffices if it is bit for bit identical;
@@ -46,10 +48,10 @@ def noise_of(path: ModelPath, subject: Subject, yardstick: Yardstick, seed: int,
     if path.repeated is not None and not native:
         return FP32Runs(Noise(runs=2), {id(subject.batches[0]): path.repeated})
     batch = (subject.held_out or subject.batches)[0]
-    first, moved, runs = answer(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
+    first, moved, runs = run_model(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
     graded: NamedTensors | str
     try:
-        graded = answer(subject.model, batch, seed=seed, gradients=True)
+        graded = run_model(subject.model, batch, seed=seed, gradients=True)
     except Exception as error:
         let_through(error)
         graded = describe(error, None)
@@ -60,8 +62,8 @@ def noise_of(path: ModelPath, subject: Subject, yardstick: Yardstick, seed: int,
     for size in REPEATED:
         moved.append(torch.empty(size))
         try:
-            again = answer(subject.model, batch, seed=seed)
-            apart, joint = max(apart, yardstick.distance(first, again)), max(joint, output_error(first, again))
+            again = run_model(subject.model, batch, seed=seed)
+            apart, joint = max(apart, output_metric.distance(first, again)), max(joint, output_error(first, again))
         except Exception as refused:
             let_through(refused)
             break
@@ -73,7 +75,7 @@ def noise_of(path: ModelPath, subject: Subject, yardstick: Yardstick, seed: int,
         runs=runs,
         error=apart,
         joint=joint,
-        floor=floor_of(apart, joint) if sources and not isinstance(yardstick.distance, Criteria) else 0.0,
+        floor=floor_of(apart, joint) if sources and not isinstance(output_metric.distance, Criteria) else 0.0,
         outputs={name: error for name, error in outputs.items() if error},
         nodes=nodes,
         operations=sources,

@@ -15,7 +15,7 @@ from torch import fx
 
 from ..criteria.measure import Criteria
 from ..errors import describe, first_line, let_through
-from ..execution.execute import RECORDED, Executor, Run, Semantics, SomeLow
+from ..execution.execute import RECORDED, Executor, Replay, Semantics, SubsetLowPrecision
 from ..numerics.casting import widen
 from ..numerics.entries import extent, is_number
 from ..numerics.metrics import output_error
@@ -36,7 +36,7 @@ MAX_REGIONS = 4
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class OutputMetric:
     """The error budget and the error measure. unit: the measure's value for a relative L2 error of 1."""
 
     budget: float = 0.0
@@ -70,8 +70,8 @@ class Yardstick:
         return self.distance if isinstance(self.distance, Criteria) else output_error
 
 
-PLAIN = Yardstick()
-"""A Yardstick by which any change of the outputs is harmful: relative L2 error with budget 0."""
+PLAIN = OutputMetric()
+"""A OutputMetric by which any change of the outputs is harmful: relative L2 error with budget 0."""
 
 
 class Reruns:
@@ -82,11 +82,11 @@ class Reruns:
     last run raised, in words, if any.
     """
 
-    def __init__(self, measurement: Measurement, format: str, yardstick: Yardstick) -> None:
-        self.measurement, self.format, self.yardstick = measurement, format, yardstick
+    def __init__(self, measurement: Measurement, format: str, output_metric: OutputMetric) -> None:
+        self.measurement, self.format, self.output_metric = measurement, format, output_metric
         self._round = rounder(measurement.capture, format)
         self._outputs = [x.detach() for x in measurement.outputs]
-        self._reference, self._operations = Run(measurement.values), 0
+        self._reference, self._operations = Replay(measurement.values), 0
         self.criterion = self.failure = ""
 
     @property
@@ -98,7 +98,7 @@ class Reruns:
         """Output error if a node's result is replaced; inf if a finite output becomes non-finite."""
         readers = frozenset(user.name for user in self.measurement.nodes[name].users)
         values = ChainMap({name: value}, self._reference.values)  # type: ignore[arg-type]
-        return self._error(RECORDED, Run(values, stale=readers))[0]
+        return self._error(RECORDED, Replay(values, stale=readers))[0]
 
     def together(self, names: Collection[str]) -> tuple[float, bool]:
         """Output error with all operations in `names` in low precision, and whether any discrete result changed."""
@@ -111,26 +111,26 @@ class Reruns:
         try:
             outputs, _ = self._run(low, self._reference)
             left = [output_error(tensors_in(values[n.name]), tensors_in(result)) for n, result in low.left.items()]
-            return max(left), self.yardstick.contribution_metric(self._outputs, outputs), None
+            return max(left), self.output_metric.contribution_metric(self._outputs, outputs), None
         except Exception as error:
             let_through(error)
             return None, None, first_line(error)
 
-    def _low(self, names: Collection[str]) -> SomeLow:
-        return SomeLow(self.measurement.capture, set(names), self.format, self._round)
+    def _low(self, names: Collection[str]) -> SubsetLowPrecision:
+        return SubsetLowPrecision(self.measurement.capture, set(names), self.format, self._round)
 
-    def _error(self, semantics: Semantics, before: Run) -> tuple[float, bool]:
+    def _error(self, semantics: Semantics, before: Replay) -> tuple[float, bool]:
         self.criterion = self.failure = ""
         try:
             outputs, flipped = self._run(semantics, before)
-            error, self.criterion = self.yardstick(self._outputs, outputs)
+            error, self.criterion = self.output_metric(self._outputs, outputs)
             return error, flipped
         except Exception as error:  # later operations may not run: shapes or entries do not fit
             let_through(error)
             self.failure = describe(error, LONGEST)
             return math.inf, True
 
-    def _run(self, semantics: Semantics, before: Run) -> tuple[list[torch.Tensor], bool]:
+    def _run(self, semantics: Semantics, before: Replay) -> tuple[list[torch.Tensor], bool]:
         """Run the graph under `semantics`. Return the output tensors, and whether a discrete result changed."""
         beat()
         executor = Executor(self.measurement.capture.graph_module, semantics, before=before)
@@ -153,7 +153,7 @@ def chooses_otherwise(n: fx.Node, result: Any, values: Mapping[str, Any]) -> boo
 
 
 def regions_of(
-    measured: Measurement, found: Mapping[str, Mapping[str, Contribution]], yardstick: Yardstick
+    measured: Measurement, found: Mapping[str, Mapping[str, Contribution]], output_metric: OutputMetric
 ) -> Iterator[FlaggedRegion]:
     """Run each region (connected operations that change the outputs noticeably) in low precision, all else in FP32.
     Yields the joint effect and the root sum of squares of the single effects."""
@@ -162,9 +162,9 @@ def regions_of(
         flagged = {
             name
             for name, errors in measured.errors.items()
-            if not known[name].isolated <= SENSITIVE_SHARE * yardstick.limit and errors[fmt].unsupported is None
+            if not known[name].isolated <= SENSITIVE_SHARE * output_metric.limit and errors[fmt].unsupported is None
         }
-        reruns = Reruns(measured, fmt, yardstick)
+        reruns = Reruns(measured, fmt, output_metric)
         ranked = list[tuple[float, tuple[fx.Node, ...]]]()
         for nodes in _flagged_components(measured.capture, flagged):
             entering = {source for node in nodes for source in node.all_input_nodes} - set(nodes)

@@ -22,13 +22,13 @@ from ..records import Contribution, Linearity
 from ..stages import tick
 from .attribute import Contributions, FirstOrder, lone_views
 from .measure import Measurement
-from .rerun import PLAIN, SENSITIVE_SHARE, Reruns, Yardstick
+from .rerun import PLAIN, SENSITIVE_SHARE, OutputMetric, Reruns
 
-RUNS = 96
+MAX_RUNS = 96
 """Maximum cost of runs per format, in forward passes of the whole model; partial runs count by their operations."""
 
 TRUSTED = 8
-"""Number of runs per format that check predictions; if these refute predictions, up to RUNS runs in total."""
+"""Number of runs per format that check predictions; if these refute predictions, up to MAX_RUNS runs in total."""
 
 SAMPLE = 6
 """Number of predictions that are run first, spread over their sizes, to test whether first order holds."""
@@ -44,13 +44,13 @@ _TOLD = 1e-3
 
 
 def measure_uncertain(
-    measurement: Measurement, first: FirstOrder, yardstick: Yardstick = PLAIN
+    measurement: Measurement, first: FirstOrder, output_metric: OutputMetric = PLAIN
 ) -> tuple[Contributions, dict[str, Linearity]]:
     """Return contributions, measured by runs if first order is insufficient, and first order's accuracy by format."""
     result = {name: dict(by_format) for name, by_format in first.contributions.items()}
     checks: dict[str, Linearity] = {}
     for fmt in measurement.formats:
-        runs = FormatRuns(Reruns(measurement, fmt, yardstick), first)
+        runs = FormatRuns(Reruns(measurement, fmt, output_metric), first)
         runs.measure_unknown()
         check = runs.check_predictions()
         if check is not None:
@@ -61,7 +61,7 @@ def measure_uncertain(
 
 
 @dataclass(frozen=True)
-class _Ran:
+class _GroupRun:
     """A run with some operations in low precision: error, whether a discrete result changed, the tightest criterion."""
 
     names: Sequence[str] = ()
@@ -70,7 +70,7 @@ class _Ran:
     criterion: str = ""
 
 
-Waiting = list[tuple[float, int, Sequence[str], _Ran]]
+Waiting = list[tuple[float, int, Sequence[str], _GroupRun]]
 """A heap of groups to run: negated expected error, order of arrival, operations, and the run of the larger group that
 contained them."""
 
@@ -84,7 +84,7 @@ class FormatRuns:
         self.reruns = reruns
         self.found: dict[str, Contribution] = {}
         self._measurement = measurement
-        self._limit = reruns.yardstick.limit
+        self._limit = reruns.output_metric.limit
         self._answers = first.answers
         self._unseen = first.unseen
         self._first = {name: by_format[fmt] for name, by_format in first.contributions.items()}
@@ -99,11 +99,11 @@ class FormatRuns:
         """Run the operations whose effect has no first-order estimate, of those that a strategy runs in low precision."""
         unknown = self._find_unknown()
         reached = reached_by(self._measurement.capture, self.reruns.format)
-        self._bound_group([name for name in unknown if not reached[name]], _Ran())
+        self._bound_group([name for name in unknown if not reached[name]], _GroupRun())
         waiting = self._first_groups([name for name in unknown if reached[name]])
         while waiting:
             _, _, group, larger_group = heapq.heappop(waiting)
-            if self.reruns.spent >= RUNS:
+            if self.reruns.spent >= MAX_RUNS:
                 self._bound_group(group, larger_group)
             elif len(group) == 1:
                 self.found[group[0]] = self._run_alone(group[0])
@@ -131,7 +131,7 @@ class FormatRuns:
         visible = [name for name in names if not self._is_blind(name)]
         for group in (blind, visible):
             if group:
-                self._queue(waiting, sorted(group, key=lambda name: -self._first[name].isolated), _Ran())
+                self._queue(waiting, sorted(group, key=lambda name: -self._first[name].isolated), _GroupRun())
         return waiting
 
     def _scale_unmeasured(self) -> None:
@@ -158,7 +158,7 @@ class FormatRuns:
         if not any(effect > SENSITIVE_SHARE * self._limit for effect in predictions.values()):
             return None
         harmful = [name for name, effect in predictions.items() if effect > self._limit]
-        whole = self._whole() if self.reruns.yardstick.contribution_metric is output_error else None
+        whole = self._whole() if self.reruns.output_metric.contribution_metric is output_error else None
         if not harmful and whole is not None and _near(*whole):
             return None  # no operation exceeds the budget, and the sum of all errors is as predicted
         self._run_checks(predictions, harmful)
@@ -185,7 +185,7 @@ class FormatRuns:
         # predictions may be too small by this factor, so that smaller ones may exceed the budget as well
         too_small = max([1.0, *(1 / ratio for ratio in self._ratios())])
         doubtful = [name for name, effect in predictions.items() if effect > self._limit / too_small]
-        self._compare(self._nearest(doubtful, predictions), predictions, RUNS)
+        self._compare(self._nearest(doubtful, predictions), predictions, MAX_RUNS)
 
     def _sample(self, predictions: Mapping[str, float]) -> list[str]:
         """SAMPLE operations, spread evenly over the relevant sizes of their predictions."""
@@ -221,14 +221,14 @@ class FormatRuns:
         """Whether an operation's effect is not, or only partly, visible to first order."""
         return not self._answers or self._traces[name].broken or name in self._unseen
 
-    def _queue(self, waiting: Waiting, names: Sequence[str], of: _Ran) -> None:
+    def _queue(self, waiting: Waiting, names: Sequence[str], of: _GroupRun) -> None:
         expected = of.error if of.error < math.inf else math.inf  # nan counts as inf
         heapq.heappush(waiting, (-expected, next(self._numbers), names, of))
 
     def _run_group(self, names: Sequence[str], waiting: Waiting) -> None:
         tick(names[0])
         error, flipped = self.reruns.together(names)
-        ran = _Ran(names, error, flipped, self.reruns.criterion)
+        ran = _GroupRun(names, error, flipped, self.reruns.criterion)
         sees_all = not flipped and not any(map(self._is_blind, names))
         if error <= SENSITIVE_SHARE * self._limit:
             self._bound_group(names, ran)
@@ -239,7 +239,7 @@ class FormatRuns:
             self._queue(waiting, names[:middle], ran)
             self._queue(waiting, names[middle:], ran)
 
-    def _bound_group(self, names: Sequence[str], ran: _Ran) -> None:
+    def _bound_group(self, names: Sequence[str], ran: _GroupRun) -> None:
         """If a group's error is within the budget, it bounds each member's effect, since squares of independent errors
         add up. If the error exceeds the budget, the members are untested."""
         for name in names:
@@ -251,7 +251,7 @@ class FormatRuns:
             bound = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion, reads=first.reads)
             self.found[name] = bound
 
-    def _split_bound(self, first: Contribution, ran: _Ran) -> tuple[float, float]:
+    def _split_bound(self, first: Contribution, ran: _GroupRun) -> tuple[float, float]:
         """Expected effects of an operation's own error and of the rounding of its result, within its group's error: as
         first order predicts them; without a prediction, each member's share if all have equal effects."""
         if not first.own or ran.flipped:

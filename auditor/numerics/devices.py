@@ -90,7 +90,7 @@ def has_clock(device: str) -> bool:
     return is_native(device) and not is_spread(device) and hasattr(_module(type_of(device)), "Event")
 
 
-def let_go(device: str) -> None:
+def free_device_memory(device: str) -> None:
     """Return unused memory in torch's cache to the device."""
     if is_native(device):
         _module(type_of(device)).empty_cache()

@@ -14,9 +14,9 @@ from ..numerics.formats import runs
 from ..records import Plan, ScopeChoice, Verification
 from ..records.decisions import Decision, Decisions
 from ..verify.loaders import in_hand
-from ..verify.running import Runs, says_nothing
+from ..verify.running import ModelRuns, says_nothing
+from .context import MeasuredModel
 from .verified import judge_replay, verify
-from .workbench import MeasuredModel
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def plan_all_low(model: MeasuredModel, strategy: str, fmt: str) -> Plan:
     Its error is predicted only if criteria need it, for the number of decisions that are expected to flip.
     """
     predicted = math.nan
-    if isinstance(model.yardstick.distance, Criteria):
+    if isinstance(model.output_metric.distance, Criteria):
         predicted = model.unjudged_problem(strategy, fmt).evaluate(()).predicted_error
     return Plan(
         name=f"{strategy}_{fmt}",
@@ -69,7 +69,7 @@ def plan_all_low(model: MeasuredModel, strategy: str, fmt: str) -> Plan:
         format=fmt,
         scopes={"": ScopeChoice(fmt)},
         predicted_error=predicted,
-        raised=model.subject.raised,
+        upcast=model.subject.upcast,
         stored_low=model.subject.stored_low,
     )
 
@@ -126,7 +126,7 @@ def _error_here(model: MeasuredModel, plan: Plan) -> float:
     """Error of the patched model on the first batch, run in this process; inf if it raises."""
     options, batch = model.options, model.subject.batches[0]
     load = partial(in_hand, model.subject.model, {plan.name: plan})
-    ran = Runs(load, [batch], options.where, options.seed, most=model.most).answers(plan.name)
+    ran = ModelRuns(load, [batch], options.where, options.seed, most=model.most).answers(plan.name)
     if isinstance(ran, str):
         return math.inf
-    return model.yardstick.distance(model.reference(batch), ran.outputs[0])
+    return model.output_metric.distance(model.reference(batch), ran.outputs[0])

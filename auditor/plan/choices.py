@@ -15,7 +15,7 @@ from ..numerics.schemes import SCHEMES
 from ..records import Score
 from ..stages import tick
 
-RUNS = 96
+MAX_RUNS = 96
 """Maximum number of model runs, each on all calibration inputs, in the search for one plan."""
 
 SINGLES = 256
@@ -54,7 +54,7 @@ def bits_of(scheme: str) -> float:
     return SCHEMES[scheme].weight.bits if scheme else KEPT
 
 
-def _is_finite(run: Run | None) -> TypeGuard[Run]:
+def _is_finite(run: ChoiceRun | None) -> TypeGuard[ChoiceRun]:
     return run is not None and run.error < math.inf
 
 
@@ -67,7 +67,7 @@ class Group:
     squares: Mapping[str, float]
 
 
-class Run(NamedTuple):
+class ChoiceRun(NamedTuple):
     """Result of running the model under a choice of schemes. error: largest output error of any batch. change: changes
     of the outputs, [criteria of all batches, entries], see `change_of`."""
 
@@ -143,11 +143,11 @@ class Search:
 
     groups: Sequence[Group]
     schemes: tuple[str, ...]
-    measure: Callable[[Choice], Run]
-    known: dict[Choice, Run]
+    measure: Callable[[Choice], ChoiceRun]
+    known: dict[Choice, ChoiceRun]
     verified: Mapping[Choice, Verified]
     seconds: Callable[[Choice], float] = lambda _: 0.0
-    left: int = RUNS
+    left: int = MAX_RUNS
     spent: int = 0
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class Search:
         for _, option in largest_first[:SINGLES]:
             self._run(self._alone(*option))
 
-    def _set_effects(self, squares: Sequence[float], runs: Sequence[Run | None]) -> None:
+    def _set_effects(self, squares: Sequence[float], runs: Sequence[ChoiceRun | None]) -> None:
         """Set the output changes of all options, their inner products, and their squares. squares, runs: of each option,
         its predicted squared error and its run, or None.
 

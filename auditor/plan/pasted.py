@@ -3,48 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from ..artefact.libraries import LIBRARIES, Library, exceeds_in_bf16, expressible, stored_bits
+from ..artefact.libraries import LIBRARIES, Library, MeasuredLayers, exceeds_in_bf16, expressible, stored_bits
 from ..artefact.vllm import VLLM
 from ..errors import let_through
 from ..isolation.members import named_tensors
 from ..measure.layers import QuantizedModel, spans_of
 from ..measure.quantized import key_of
 from ..numerics.schemes import SCHEMES, Rounding
-from ..records import Audit
-from ..records.quantization import LibraryCode, QuantizedPlan
-from .workbench import Workbench, worst_of
+from ..records.audit import Groups
+from ..records.quantization import LibraryCode, QuantizedLayer, QuantizedPlan
+from .context import PlanningContext, worst_of
 
 
-def measure_code(audit: Audit, bench: Workbench) -> tuple[QuantizedPlan, ...]:
-    """The audit's plans of quantization schemes, with the error and size of their code in each library."""
-    if not audit.quantized_plans:
+@dataclass(frozen=True)
+class Layers:
+    """The measured layers of the model under audit, see MeasuredLayers."""
+
+    quantization: tuple[QuantizedLayer, ...]
+    shared_modules: Groups
+    tied_parameters: Groups
+    criteria: tuple[str, ...]
+    max_error: float
+
+
+def measure_code(
+    plans: Sequence[QuantizedPlan], measured: MeasuredLayers, planning: PlanningContext
+) -> tuple[QuantizedPlan, ...]:
+    """The plans of quantization schemes, with the error and size of their code in each library."""
+    if not plans:
         return ()
-    subject, options = bench.subject, bench.options
+    subject, options = planning.subject, planning.options
     spans = spans_of(subject.model, options.schemes, subject.batches, options.seed)
-    runs = _Runs(bench, QuantizedModel(subject.model, spans))
-    return tuple(_with_code(audit, plan, runs) for plan in audit.quantized_plans)
+    runs = _Runs(planning, QuantizedModel(subject.model, spans))
+    return tuple(_with_code(measured, plan, runs) for plan in plans)
 
 
-def _with_code(audit: Audit, plan: QuantizedPlan, runs: _Runs) -> QuantizedPlan:
+def _with_code(measured: MeasuredLayers, plan: QuantizedPlan, runs: _Runs) -> QuantizedPlan:
     """The plan, with the errors and sizes of its code."""
     libraries = (*LIBRARIES.values(), VLLM)
-    layers = {library.title: expressible(audit, library, plan)[0] for library in libraries}
+    layers = {library.title: expressible(measured, library, plan)[0] for library in libraries}
     plan = replace(plan, pasted_error=runs.error_in_bf16(layers["torchao"]))
     codes = {
-        library.title: _code(audit, library, plan, layers[library.title], runs)
+        library.title: _code(measured, library, plan, layers[library.title], runs)
         for library in libraries
         if layers[library.title]
     }
     return replace(plan, as_pasted=codes)
 
 
-def _code(audit: Audit, library: Library, plan: QuantizedPlan, layers: Mapping[str, str], runs: _Runs) -> LibraryCode:
-    in_bf16 = library.title == "torchao" and not exceeds_in_bf16(audit, plan)
+def _code(
+    measured: MeasuredLayers, library: Library, plan: QuantizedPlan, layers: Mapping[str, str], runs: _Runs
+) -> LibraryCode:
+    in_bf16 = library.title == "torchao" and not exceeds_in_bf16(measured, plan)
     size = sum(_bits_of(library, layers, runs.model.model, 16 if in_bf16 else 32)) / 8
     rounding = library.rounding
     if rounding is not None and not any(_differs(rounding, scheme) for scheme in layers.values()):
@@ -86,8 +101,8 @@ def _bits_of(library: Library, layers: Mapping[str, str], model: torch.nn.Module
 class _Runs:
     """Runs choices of schemes, each once."""
 
-    def __init__(self, bench: Workbench, model: QuantizedModel) -> None:
-        self.bench, self.model = bench, model
+    def __init__(self, planning: PlanningContext, model: QuantizedModel) -> None:
+        self.planning, self.model = planning, model
         self._known = dict[tuple[frozenset[tuple[str, str]], Rounding | None], tuple[float, str]]()
 
     def error(self, layers: Mapping[str, str], rounding: Rounding | None) -> tuple[float, str]:
@@ -110,11 +125,11 @@ class _Runs:
         return error if math.isfinite(error) else None
 
     def _run(self, layers: Mapping[str, str], rounding: Rounding | None, by: str) -> float:
-        batches = (*self.bench.subject.batches, *self.bench.subject.held_out)
-        seed, distance = self.bench.options.seed, self.bench.yardstick.distance
+        batches = (*self.planning.subject.batches, *self.planning.subject.held_out)
+        seed, distance = self.planning.options.seed, self.planning.output_metric.distance
         try:
             errors = [
-                distance(self.bench.reference(batch), self.model.outputs(layers, batch, seed, by, rounding))
+                distance(self.planning.reference(batch), self.model.outputs(layers, batch, seed, by, rounding))
                 for batch in batches
             ]
         except Exception as error:  # the user's own code

@@ -16,24 +16,24 @@ from ..numerics.formats import FORMATS, runs
 from ..records import Plan, Verification
 from ..resources import table
 from ..stages import tick
+from .context import PlanningContext
 from .modules import Modules, improve, with_reasons
 from .problem import Problem
 from .recommend import gains
 from .search import WORTH, Candidate, Choice, choose, find_verified
 from .verified import verify
-from .workbench import Workbench
 
 
 class Planner:
     """Makes all requested plans; no plan runs twice."""
 
-    def __init__(self, bench: Workbench, baselines: Mapping[str, Verification]) -> None:
+    def __init__(self, planning: PlanningContext, baselines: Mapping[str, Verification]) -> None:
         """baselines: {plan: the run of its strategy and format with everything in low precision}."""
-        self.bench, asked = bench, bench.options
-        replayed = partial(bench.replay, bench.subject.batches)
-        problems = [bench.problem(strategy, fmt) for strategy in asked.scope_strategies for fmt in asked.formats]
-        what = "largest share of a limit" if isinstance(bench.yardstick.distance, Criteria) else "error"
-        self.spaces = {problem.name: Modules(problem, replayed, bench.max_error, what) for problem in problems}
+        self.planning, asked = planning, planning.options
+        replayed = partial(planning.replay, planning.subject.batches)
+        problems = [planning.problem(strategy, fmt) for strategy in asked.scope_strategies for fmt in asked.formats]
+        what = "largest share of a limit" if isinstance(planning.output_metric.distance, Criteria) else "error"
+        self.spaces = {problem.name: Modules(problem, replayed, planning.max_error, what) for problem in problems}
         self._ran: dict[tuple[str, Choice], Plan] = {}
         self._chosen: dict[str, Candidate] = {}
         for name, space in self.spaces.items():
@@ -50,18 +50,18 @@ class Planner:
 
     def plans(self) -> dict[str, Plan]:
         """Make all plans, and verify them on the held-out inputs or, without them, on the calibration inputs."""
-        result = find_verified(self.spaces, self.bench.max_error, self.make, self._run)
+        result = find_verified(self.spaces, self.planning.max_error, self.make, self._run)
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")
-            result[name] = plan = with_reasons(space, result[name], self.bench.findings)
-            if runs(plan.format) and not plan.has_low and not self.bench.options.quick:
+            result[name] = plan = with_reasons(space, result[name], self.planning.findings)
+            if runs(plan.format) and not plan.has_low and not self.planning.options.quick:
                 result[name] = replace(plan, reach=space.reach())
         return result
 
     def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
         """{plan: the cheapest choice found within its limit}. Candidates are the search's improved result, another
         strategy's choice in the same format, and everything in low precision except outputs of some matrix products."""
-        quick = self.bench.options.quick
+        quick = self.planning.options.quick
         for name, limit in limits.items():
             tick(name.replace("_", " "))
             space = self.spaces[name]
@@ -83,15 +83,15 @@ class Planner:
         """Verify the plans of these choices of precisions; plans that already ran are not run again."""
         keys = {name: (name, point.high) for name, point in chosen.items()}
         new = {name: self._plan_of(name, point) for name, point in chosen.items() if keys[name] not in self._ran}
-        for name, plan in verify(self.bench, new).items():
+        for name, plan in verify(self.planning, new).items():
             self._ran[keys[name]] = plan
         return {name: self._ran[key] for name, key in keys.items()}
 
     def _plan_of(self, name: str, point: Candidate) -> Plan:
         """The plan of a choice of precisions, before it ran."""
-        subject = self.bench.subject
+        subject = self.planning.subject
         plan = as_plan(self.spaces[name].problem, point)
-        return replace(plan, raised=subject.raised, stored_low=subject.stored_low)
+        return replace(plan, upcast=subject.upcast, stored_low=subject.stored_low)
 
 
 def _error_of(ran: Verification) -> float:

@@ -20,12 +20,12 @@ from ..numerics.nodes import shape, view_source
 from ..numerics.schemes import SCHEMES
 from ..records import Batch
 from ..records.quantization import MIXED, QuantizedPlan
-from .choices import Choice, Group, Run, Search, Verified, bits_of
+from .choices import Choice, ChoiceRun, Group, Search, Verified, bits_of
+from .context import PlanningContext, worst_of
 from .costs import half_of, quantized_seconds, seconds
 from .scores import InFp32
 from .search import MARGIN
 from .unseen import Pair, bound_of
-from .workbench import Workbench, worst_of
 
 MORE_RUNS = 4
 """Minimum number of further runs that the search may make after each verification."""
@@ -54,28 +54,28 @@ class QuantizedPlans:
     with quantized layers; known, verified: results of the runs and verifications for all plans; limit: the error that a
     plan may have on calibration and held-out inputs, since other inputs may have larger errors."""
 
-    def __init__(self, bench: Workbench, score: InFp32 | None = None, margin: float = MARGIN) -> None:
+    def __init__(self, planning: PlanningContext, score: InFp32 | None = None, margin: float = MARGIN) -> None:
         """margin: share of the budget that a plan may use on calibration and held-out inputs; 1 bounds no other errors."""
-        self.bench, self.score = bench, score
-        self.margin, self.limit = margin, margin * bench.max_error
-        model, options = bench.subject.model, bench.options
-        spans = spans_of(model, options.schemes, bench.subject.batches, options.seed)
+        self.planning, self.score = planning, score
+        self.margin, self.limit = margin, margin * planning.max_error
+        model, options = planning.subject.model, planning.options
+        spans = spans_of(model, options.schemes, planning.subject.batches, options.seed)
         self.model = QuantizedModel(model, spans)
 
-        captures = [path.capture for path in bench.capture.paths] or [bench.capture]
+        captures = [path.capture for path in planning.capture.paths] or [planning.capture]
         self.layers = {name: layer for capture in captures for name, layer in layers_of(capture).items()}
-        self.groups = groups_of(bench, self.layers)
+        self.groups = groups_of(planning, self.layers)
         self.multiplied = set[str]().union(*map(multiplied_weights, captures))
 
-        self.known = dict[Choice, Run]()
+        self.known = dict[Choice, ChoiceRun]()
         self.verified = dict[Choice, Verified]()
 
     def plans(self) -> tuple[QuantizedPlan, ...]:
         """A plan for each quantization scheme and, for several schemes, a plan that mixes them."""
-        schemes, kept = self.bench.options.schemes, ("",) * len(self.groups)
+        schemes, kept = self.planning.options.schemes, ("",) * len(self.groups)
         if not self.groups:
             return ()
-        self.known[kept] = self.run({}, self.bench.subject.batches)._replace(error=0.0)
+        self.known[kept] = self.run({}, self.planning.subject.batches)._replace(error=0.0)
         self.verified[kept] = Verified("emulation", 0.0, 0.0, 0.0)
         result = [self._plan(scheme, (scheme,)) for scheme in schemes]
         result += [self._plan(MIXED, schemes)] if len(schemes) > 1 else []
@@ -83,7 +83,7 @@ class QuantizedPlans:
 
     def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
         """Search a plan that uses only `schemes`: the verified choice within all limits with the fewest bits."""
-        subject, limit, groups = self.bench.subject, self.limit, self.groups
+        subject, limit, groups = self.planning.subject, self.limit, self.groups
         last = len(self.verified) + VERIFICATIONS
         search = Search(
             groups,
@@ -125,7 +125,7 @@ class QuantizedPlans:
     def _despite(self, schemes: Mapping[str, str], verified: Verified) -> dict[str, str]:
         """{layer in {layer: scheme} that is not known to be safe alone: why the plan may still quantize it}."""
         result = dict[str, str]()
-        for layer in self.bench.judged.layers:
+        for layer in self.planning.judged.layers:
             verdict = layer.verdict
             if schemes.get(layer.key) == layer.scheme and verdict.verdict in ("unsafe", "untested"):
                 plan = f"in the run with all layers of the plan quantized, the error is {verified.error:.2g}"
@@ -145,14 +145,14 @@ class QuantizedPlans:
                 ran, by = in_torchao, "torchao"
         error = ran.worst
         if self.score is not None and error <= self.limit:
-            score = self.score.score_of(self.model.model, partial(self.model.under, schemes), self.bench.options)
+            score = self.score.score_of(self.model.model, partial(self.model.under, schemes), self.planning.options)
         if not math.isfinite(error) or (score is not None and not score.holds):
             error = REFUSED * self.limit
         return Verified(by, ran.measured, ran.held_out, error, score)
 
     def _errors(self, schemes: Mapping[str, str], by: str) -> _Errors:
         """Errors of {layer: scheme} on calibration and held-out inputs, and their bound for unseen inputs."""
-        subject, distance = self.bench.subject, self.bench.yardstick.distance
+        subject, distance = self.planning.subject, self.planning.output_metric.distance
         try:
             pairs = [list(self._outputs(schemes, batches, by)) for batches in (subject.batches, subject.held_out)]
             measured, held_out = (worst_of([distance(*pair) for pair in each]) for each in pairs)
@@ -162,22 +162,22 @@ class QuantizedPlans:
             return _Errors(math.inf, math.inf, math.inf)
         return _Errors(measured, held_out, worst_of([measured, held_out, self.margin * bound]))
 
-    def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> Run:
+    def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> ChoiceRun:
         """Run the model under {layer: scheme}; error inf if it raises. by: quantizes by `emulation` or `torchao`."""
-        yardstick, errors, changes = self.bench.yardstick, list[float](), list[torch.Tensor]()
+        output_metric, errors, changes = self.planning.output_metric, list[float](), list[torch.Tensor]()
         try:
             for reference, outputs in self._outputs(schemes, batches, by):
-                errors.append(yardstick.distance(reference, outputs))
-                changes.append(change_of(reference, outputs, yardstick))
+                errors.append(output_metric.distance(reference, outputs))
+                changes.append(change_of(reference, outputs, output_metric))
         except Exception as error:
             let_through(error)
-            return Run(math.inf, torch.zeros(0))
-        return Run(worst_of(errors), torch.cat(changes) if changes else torch.zeros(0))
+            return ChoiceRun(math.inf, torch.zeros(0))
+        return ChoiceRun(worst_of(errors), torch.cat(changes) if changes else torch.zeros(0))
 
     def _outputs(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str) -> Iterator[Pair]:
         """FP32's and the quantized model's outputs on each batch."""
         for batch in batches:
-            yield self.bench.reference(batch), self.model.outputs(schemes, batch, self.bench.options.seed, by)
+            yield self.planning.reference(batch), self.model.outputs(schemes, batch, self.planning.options.seed, by)
 
     def _bytes(self, schemes: Mapping[str, str]) -> float:
         """Bytes of all parameters and buffers under {layer: scheme}; other floating-point tensors take 16 bits."""
@@ -190,15 +190,15 @@ class QuantizedPlans:
 
     def _tensors(self, schemes: Mapping[str, str]) -> Iterator[tuple[torch.Tensor, float]]:
         """Every parameter and buffer once, with its bits per entry under {layer: scheme}."""
-        named = {id(tensor): (key_of(name), tensor) for name, tensor in named_tensors(self.bench.subject.model)}
+        named = {id(tensor): (key_of(name), tensor) for name, tensor in named_tensors(self.planning.subject.model)}
         for key, tensor in named.values():
             scheme = schemes.get(key, "")
             yield tensor, bits_of(scheme) if scheme or tensor.is_floating_point() else 8 * tensor.itemsize
 
     def _seconds(self, schemes: Mapping[str, str]) -> float:
         """Predicted seconds of one forward under {layer: scheme}."""
-        device, result = self.bench.options.figures, 0.0
-        for name, cost in self.bench.costs.items():
+        device, result = self.planning.options.gpu_spec, 0.0
+        for name, cost in self.planning.costs.items():
             if (layer := self.layers.get(name)) is not None and (scheme := schemes.get(layer.key)):
                 result += quantized_seconds(cost, math.prod(shape(layer.weight)), SCHEMES[scheme], device)
             else:
@@ -223,14 +223,14 @@ def _is_as_cheap(plan: QuantizedPlan, other: QuantizedPlan) -> bool:
     return bits and memory and (plan.time_share or 0.0) <= (other.time_share or 0.0)
 
 
-def groups_of(bench: Workbench, layers: Mapping[str, Layer]) -> list[Group]:
+def groups_of(planning: PlanningContext, layers: Mapping[str, Layer]) -> list[Group]:
     """The groups of layers that must have one scheme, with their possible schemes. layers: {operation: its Layer}.
 
     A group has all layers that read one weight; the linear layers of one module that read the same value, such as q, k
     and v, or gate and up; and all linear layers of the experts in one list. Every other layer is a group by itself.
     """
     names, tensors = dict[int, list[str]](), dict[str, torch.Tensor]()
-    for name, tensor in named_tensors(bench.subject.model):
+    for name, tensor in named_tensors(planning.subject.model):
         names.setdefault(id(tensor), []).append(key_of(name))
         tensors[key_of(name)] = tensor
     alike, readers = nx.Graph(), dict[tuple[str, str], str]()
@@ -247,15 +247,15 @@ def groups_of(bench: Workbench, layers: Mapping[str, Layer]) -> list[Group]:
     for members in nx.connected_components(alike):
         keys, squares = tuple(dict.fromkeys(other for key in sorted(members) for other in names[id(tensors[key])])), {}
         inside = [(name, layer) for name, layer in layers.items() if layer.key in members]
-        shared = [s for s in bench.options.schemes if all(fits(layer, s) for _, layer in inside)]
+        shared = [s for s in planning.options.schemes if all(fits(layer, s) for _, layer in inside)]
         for scheme in shared:
             effects = dict[str, float]()  # the same operation of two paths counts once
             for name, _ in inside:
-                one, twin = bench.measured.quantized[name, scheme], bench.capture.twins.get(name, name)
+                one, twin = planning.measured.quantized[name, scheme], planning.capture.twins.get(name, name)
                 known = one.decided_by != "not-run"  # else the first-order estimate
                 effect = one.effect if known else math.hypot(one.weight_effect, one.activation_effect)
                 effects[twin] = max(effect, effects.get(twin, 0.0))
-            if math.isfinite(square := sum((effect * bench.yardstick.unit) ** 2 for effect in effects.values())):
+            if math.isfinite(square := sum((effect * planning.output_metric.unit) ** 2 for effect in effects.values())):
                 squares[scheme] = square
         if shared:
             result.append(Group(keys, sum(tensors[key].numel() for key in members), squares))

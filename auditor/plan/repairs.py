@@ -11,9 +11,9 @@ from ..artefact.strategies import strategy_of
 from ..numerics.formats import runs
 from ..records import Contribution, Finding, Plan, Repair, Verdict
 from ..records.paths import module_of
+from .context import PlanningContext
 from .problem import Problem
 from .search import MARGIN, MOST_OFF, Candidate
-from .workbench import Workbench
 
 MOST_CAUSES = 8
 """Maximum number of causes whose repair is predicted: those whose operations take the most FP32 time first."""
@@ -38,7 +38,7 @@ class _Start:
 
 
 def predict_repairs(
-    bench: Workbench, plans: Mapping[str, Plan], recommended: str | None, findings: Sequence[Finding]
+    planning: PlanningContext, plans: Mapping[str, Plan], recommended: str | None, findings: Sequence[Finding]
 ) -> tuple[Repair, ...]:
     """Predict the fastest plan after the repair of each cause of findings, and of the fewest causes that gain the most.
 
@@ -53,7 +53,7 @@ def predict_repairs(
     if not causes:
         return ()
     before = chosen.predicted_speedup if chosen is not None else 1.0
-    starts = [start for start in _starts(bench, plans) if start.fastest >= LEAST_GAIN * before]
+    starts = [start for start in _starts(planning, plans) if start.fastest >= LEAST_GAIN * before]
     if not starts:
         return ()
     first = starts[0].problem
@@ -79,12 +79,12 @@ def _fewest(joint: Repair, repair: Callable[..., Repair]) -> Repair:
     return joint
 
 
-def _starts(bench: Workbench, plans: Mapping[str, Plan]) -> Iterator[_Start]:
+def _starts(planning: PlanningContext, plans: Mapping[str, Plan]) -> Iterator[_Start]:
     """The plans for the live model that torch can run, if their strategy serves the use that was asked for."""
     for plan in plans.values():
         trains = strategy_of(plan.strategy).trains
-        if plan.program is None and runs(plan.format) and (trains or bench.options.use != "training"):
-            yield _Start(plan, bench.problem(plan.strategy, plan.format), _allowed(plan, bench.max_error))
+        if plan.program is None and runs(plan.format) and (trains or planning.options.use != "training"):
+            yield _Start(plan, planning.problem(plan.strategy, plan.format), _allowed(plan, planning.max_error))
 
 
 def _allowed(plan: Plan, budget: float) -> float:

@@ -18,7 +18,7 @@ from ..isolation.weights import change_weights
 from ..numerics.entries import is_number
 from ..records import Plan
 from ..verify.loaders import in_hand
-from ..verify.running import FP32, Runs
+from ..verify.running import FP32, ModelRuns
 
 FEW = 16
 """Outputs of at most this many floating-point numbers, in all batches together, are run again."""
@@ -33,7 +33,7 @@ def are_few(outputs: Sequence[Sequence[torch.Tensor]]) -> bool:
     return 0 < sum(x.numel() for one in outputs for x in one if is_number(x)) <= FEW
 
 
-def scattered_error(model: nn.Module, plan: Plan, runs: Runs, distance: Distance) -> float | None:
+def scattered_error(model: nn.Module, plan: Plan, runs: ModelRuns, distance: Distance) -> float | None:
     """The root mean square of a plan's errors at changed weights; None if a run fails, or an error is not finite.
 
     runs: the batches and the device of the verification. The model is restored.
@@ -47,7 +47,7 @@ def scattered_error(model: nn.Module, plan: Plan, runs: Runs, distance: Distance
     return math.sqrt(sum(squares) / DRAWS)
 
 
-def _error_at_changed_weights(model: nn.Module, plan: Plan, runs: Runs, distance: Distance, seed: int) -> float:
+def _error_at_changed_weights(model: nn.Module, plan: Plan, runs: ModelRuns, distance: Distance, seed: int) -> float:
     """The largest error of all batches; NaN if a run fails in FP32 or under the plan."""
 
     @contextmanager
@@ -57,7 +57,7 @@ def _error_at_changed_weights(model: nn.Module, plan: Plan, runs: Runs, distance
             with in_hand(model, {plan.name: plan}, name):
                 yield model
 
-    changed = Runs(load, runs.batches, runs.device, runs.seed, most=runs.most)
+    changed = ModelRuns(load, runs.batches, runs.device, runs.seed, most=runs.most)
     reference, low = changed.answers(FP32), changed.answers(plan.name)
     if isinstance(reference, str) or isinstance(low, str):
         return math.nan

@@ -10,14 +10,14 @@ from functools import partial
 from torch import nn
 
 from ..errors import MeasureError
-from ..isolation.answer import Around, answer
+from ..isolation.run_model import Around, run_model
 from ..records import Evaluation, Plan, Score, Subject
 from ..score import NoScore, ScoreFunction, ScoreResult, call_scoring, compare_scores, fp32_score
 from ..settings import Settings
 from ..verify.artefact import LATER, TIMEOUT, NotHandedOver, Verifier
 from ..verify.loaders import in_hand
-from ..verify.running import FP32, Question, Runs
-from .workbench import Workbench, emit_plans, plan_of_fp32
+from ..verify.running import FP32, ModelRuns, Question
+from .context import PlanningContext, emit_plans, plan_of_fp32
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class InFp32:
         return compare_scores(self.scoring, self.given, given)
 
     def under(
-        self, plans: Mapping[str, Plan], bench: Workbench, files: Mapping[str, bytes] | None = None
+        self, plans: Mapping[str, Plan], planning: PlanningContext, files: Mapping[str, bytes] | None = None
     ) -> dict[str, Plan]:
         """The plans, with scores for verified plans. files: contents of exported programs, by file name."""
         wanted = {name: plan for name, plan in plans.items() if plan.is_verified}
-        question = _question(self.scoring, len(self.given.values), bench.options.timeout)
+        question = _question(self.scoring, len(self.given.values), planning.options.timeout)
         fresh = self.scoring.place is not None
-        result = bench.ask(wanted, question, files, fresh=fresh, later=LATER) if wanted else {}
+        result = planning.ask(wanted, question, files, fresh=fresh, later=LATER) if wanted else {}
         scores = {name: compare_scores(self.scoring, self.given, given) for name, given in result.items()}
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 
@@ -59,12 +59,12 @@ def in_fp32(subject: Subject, options: Settings, scoring: ScoreFunction) -> InFp
     question = _question(scoring, None, options.timeout)
     result: dict[str, ScoreResult | str] = {}
     if subject.origin is not None and scoring.place is not None:
-        expected = answer(subject.model, batch, seed=seed)
+        expected = run_model(subject.model, batch, seed=seed)
         begun = Verifier.start((batch,), expected=expected, seed=seed, device=device, timeout=options.timeout)
         with suppress(NotHandedOver), begun as (verifier, folder):
             result = verifier.ask(emit_plans(subject, plans, folder), [FP32], question, LATER)
     if not result:
-        runs = Runs(partial(in_hand, subject.model, plans), device=device, seed=seed)
+        runs = ModelRuns(partial(in_hand, subject.model, plans), device=device, seed=seed)
         result = {FP32: question(runs, FP32)}
     try:
         if isinstance(given := result[FP32], str):
@@ -77,4 +77,4 @@ def in_fp32(subject: Subject, options: Settings, scoring: ScoreFunction) -> InFp
 def _question(scoring: ScoreFunction, most: int | None, timeout: float | None) -> Question:
     """A Question that calls the scoring function, if possible imported by name. most: number of scores expected."""
     found = scoring if scoring.place is None else scoring.place.text
-    return partial(Runs.score, scoring=found, most=most, limit=timeout or TIMEOUT)
+    return partial(ModelRuns.score, scoring=found, most=most, limit=timeout or TIMEOUT)

@@ -38,7 +38,7 @@ FAR = 1.2
 STRICTER = 0.95
 """After a choice exceeds the limit, the next choice's predicted error is at most this share of the last one's."""
 
-RUNS = 8
+MAX_VERIFICATIONS = 8
 """Maximum number of replays in one search."""
 
 VISITS = 20_000
@@ -295,7 +295,7 @@ def choose(space: Space, limit: float) -> Candidate:
     """
     best = min((*space.within_budget(), space.nothing), key=lambda point: point.price)
     correction, ceiling = 1.0, math.inf
-    for number in range(RUNS):
+    for number in range(MAX_VERIFICATIONS):
         most = best.price if best == space.nothing else (1 - LITTLE) * best.price
         hopes = (1.0, FAR, math.inf) if number == 0 and best == space.nothing else (1.0, FAR)
         points = (space.propose(min(hope * limit / correction, ceiling)) for hope in hopes if space.least < most)

@@ -17,9 +17,9 @@ from ..criteria.measure import Criteria
 from ..errors import MeasureError, first_line, let_through
 from ..execution.beside import first_non_finite, policy_of
 from ..execution.policy import Policy
-from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
+from ..isolation.run_model import run_model
 from ..numerics.devices import name_of
 from ..numerics.entries import tensors_in
 from ..numerics.formats import FORMATS, label, runs
@@ -27,9 +27,9 @@ from ..numerics.metrics import output_error
 from ..records import NonFinite, Plan, TimeAndMemory, Timing, Today, Verification
 from ..stages import tick
 from ..verify.loaders import in_hand
-from ..verify.running import FP32, TODAY, Answers, Runs, compare_times, failure_of, said_no_memory, says_nothing
+from ..verify.running import FP32, TODAY, Answers, ModelRuns, compare_times, failure_of, said_no_memory, says_nothing
+from .context import MeasuredModel, worst_of
 from .scatter import are_few, scattered_error
-from .workbench import MeasuredModel, worst_of
 
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
 """Outputs of the model in FP32, and of the patched model, on one batch."""
@@ -52,7 +52,7 @@ def verify(
     if run:
         tick("running the patched model" if files is None else "running the programs")
         expected = Answers([model.reference(batch) for batch in model.checks], model.graded_outputs)
-        given = model.ask(run, Runs.answers, files)
+        given = model.ask(run, ModelRuns.answers, files)
         result |= {name: judge_answers(model, plan, expected, given[name]) for name, plan in run.items()}
     return {name: result[name] for name in plans}
 
@@ -80,7 +80,7 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
         return _record_run(model, plan, failure=answer)
     if answer.ungraded is not None and plan.program is None:
         return _record_run(model, plan, failure=f"with gradients enabled, {answer.ungraded}")
-    distance, noise = model.yardstick.distance, model.noise.found
+    distance, noise = model.output_metric.distance, model.noise.found
     pairs, graded = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)], list[Pair]()
     if expected.graded is not None and answer.graded is not None:
         graded = [(on_cpu(expected.graded), answer.graded)]
@@ -111,7 +111,7 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
         with_gradients=enabled if graded and is_finite else None,
         by_batch=tuple(one if math.isfinite(one) else None for one in by_batch) if len(by_batch) > 1 else (),
         noise=noise.error,
-        floor=noise.floor if noise.floor > model.yardstick.budget else 0.0,
+        floor=noise.floor if noise.floor > model.output_metric.budget else 0.0,
         ungraded=answer.ungraded or (model.noise.graded if isinstance(model.noise.graded, str) else None),
         nonfinite=None if is_finite or plan.program else locate_nonfinite(model, policy_of(model.capture, plan)),
     )
@@ -124,9 +124,9 @@ def _scattered(model: MeasuredModel, plan: Plan, expected: Answers) -> float | N
         return None
     module, options = model.subject.model, model.options
     load = partial(in_hand, module, {plan.name: plan})
-    runs = Runs(load, model.checks, options.where, options.seed, most=model.most)
+    runs = ModelRuns(load, model.checks, options.where, options.seed, most=model.most)
     try:
-        return scattered_error(module, plan, runs, model.yardstick.distance)
+        return scattered_error(module, plan, runs, model.output_metric.distance)
     except Exception as error:  # other weights may lead to outputs of other shapes
         let_through(error)
         return None
@@ -137,7 +137,7 @@ def _record_run(
 ) -> Plan:
     """The plan with the results of a run. pairs, graded: outputs without and with gradients; criteria must hold for
     both."""
-    distance, inputs = model.yardstick.distance, "held-out" if model.subject.held_out else "audited"
+    distance, inputs = model.output_metric.distance, "held-out" if model.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
     execution = "native" if model.options.native else "emulated"
     ran = Verification(
@@ -182,9 +182,9 @@ def today_of(model: MeasuredModel) -> Today | None:
         return None
     try:
         with under(model.flags):
-            result = [answer(model.subject.model, batch, seed=model.options.seed) for batch in model.checks]
+            result = [run_model(model.subject.model, batch, seed=model.options.seed) for batch in model.checks]
         pairs = ((model.reference(batch), one) for batch, one in zip(model.checks, result, strict=True))
-        worst = worst_of([model.yardstick.distance(*pair) for pair in pairs])
+        worst = worst_of([model.output_metric.distance(*pair) for pair in pairs])
     except Exception as error:
         let_through(error)
         return Today(allowed, None, failure_of(error))
@@ -198,7 +198,7 @@ def note_gpu_only(model: MeasuredModel, plans: Mapping[str, Plan]) -> dict[str, 
     if model.options.native or flops > MOST_FLOPS:
         return {**plans}
     tried = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.has_low and plan.holds}
-    said: dict[str, str] = model.ask(tried, Runs.natively) if tried else {}
+    said: dict[str, str] = model.ask(tried, ModelRuns.natively) if tried else {}
     return {
         name: replace(plan, gpu_only=why) if (why := said.get(name)) and not says_nothing(why) else plan
         for name, plan in plans.items()
@@ -214,7 +214,7 @@ def timed_plans(model: MeasuredModel, plans: Mapping[str, Plan]) -> tuple[dict[s
     today = bool(loose(model.flags, model.options.where))
     run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
     names = [FP32, *([TODAY] if today else []), *run]
-    question = partial(Runs.time, flags=dict(model.flags), threads=torch.get_num_threads())
+    question = partial(ModelRuns.time, flags=dict(model.flags), threads=torch.get_num_threads())
     given: dict[str, TimeAndMemory | str] = model.ask(run, question, names=names)
     lacking = ("eager", "compiled", "memory")
     found = {

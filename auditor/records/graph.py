@@ -60,7 +60,7 @@ class Objective:
 class Subject:
     """A model and its inputs, with the origins of model and inputs.
 
-    raised: which of the model's FP16 or BF16 tensors become FP32 for the audit, see Plan.raised; the batches then
+    upcast: which of the model's FP16 or BF16 tensors become FP32 for the audit, see Plan.upcast; the batches then
     contain no half precision. stored_low: {dtype: number of parameter entries stored in it}. flags: torch's flags after
     importing the model's file, if any. given: the caller's subject, if this subject is a copy on another device.
     stored: dtypes of the model's tensors as loaded. casts: casts to fewer bits while loading.
@@ -78,7 +78,7 @@ class Subject:
     random_weights: bool = False
     warnings: tuple[str, ...] = ()
     objective: Objective | None = None
-    raised: str = "none"
+    upcast: str = "none"
     stored_low: Mapping[str, int] = empty()
     flags: Mapping[str, Any] = empty()
     given: Subject | None = None

@@ -62,7 +62,7 @@ class NodeError:
         ProductError | None,
         FileField("of a matrix product or convolution: its error by cause; `null`: another operation"),
     ] = None
-    born: Annotated[bool, FileField("whether Inf, NaN or an exception originates at this operation")] = False
+    originates_here: Annotated[bool, FileField("whether Inf, NaN or an exception originates at this operation")] = False
 
 
 @dataclass(frozen=True)

@@ -323,7 +323,7 @@ class Plan:
     reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations are in FP32")] = ()
     least: Annotated[tuple[str, ...] | None, FileField("modules that require FP32; `null`: not determined")] = None
     objective: Annotated[str, FileField("what the plan minimizes", choices=("time", "memory", "flops"))] = "time"
-    raised: Annotated[
+    upcast: Annotated[
         str,
         FileField(
             "which FP16 or BF16 tensors of the audited model become FP32, unless the plan stores "

@@ -70,14 +70,14 @@ class LowState(Emulation):
         self._outside: list[torch.Tensor] = []  # FP32 tensors that the step changes, whose ids have to stay theirs
         self._region_line, self._has_low = "", False
 
-    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+    def run_leaf_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run an operation, and run it in FP32 too if it changes a low-precision tensor that outlives the step."""
         watched = self._is_watched(op, args, kwargs)
         exact = None
         if watched:
             with plain_torch():
                 exact = self._run_exactly(op, args, kwargs)
-        result = super().part(op, args, kwargs, region)
+        result = super().run_leaf_op(op, args, kwargs, region)
         with plain_torch():
             self._note(op, args, kwargs, result, exact)
             if region.enabled and region.dtype in ("float16", "bfloat16") and not self._has_low:

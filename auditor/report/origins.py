@@ -35,7 +35,7 @@ def origins(audit: Audit) -> list[Block]:
 def _origins(audit: Audit, fmt: str) -> list[Block]:
     runs = nonfinite_runs(audit, fmt)
     first = {first.node: first for first in runs.values() if first is not None}
-    born = [r for r in audit.nodes if fmt in r.errors and (r.errors[fmt].born or r.node.name in first)]
+    born = [r for r in audit.nodes if fmt in r.errors and (r.errors[fmt].originates_here or r.node.name in first)]
     kinds = fold(born, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause, r.exposed.get(fmt)))
     said = [_birth(audit, same, fmt, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
     if not kinds:

@@ -32,7 +32,7 @@ from .training import training_headline, training_words
 from .words import VERDICTS, compact, count, label, magnitude, op, printable, ratio, scope, sentence, shorten, terms
 
 if TYPE_CHECKING:  # else a saved audit would import the search for plans when it is shown
-    from ..plan.workbench import Workbench
+    from ..plan.context import PlanningContext
     from ..settings import Settings
 
 NAMED, WARNED = 12, 4
@@ -303,14 +303,14 @@ def noise(audit: Audit) -> dict[str, str]:
     return {**said, "Not deterministic": "; ".join(shorten(listed, NAMED, "measurements.json"))}
 
 
-def warnings_of(bench: Workbench, training: Training | None) -> Iterator[str]:
+def warnings_of(planning: PlanningContext, training: Training | None) -> Iterator[str]:
     """Warnings about stored weights, noise, held-out inputs, training batches, and the verification."""
-    subject, noise = bench.subject, bench.noise.found
-    yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
-    if margin := range_note(subject, bench.capture, bench.measured.ranges, bench.options.formats):
+    subject, noise = planning.subject, planning.noise.found
+    yield from storage_notes(subject, planning.capture, planning.measured.ranges, planning.options.formats)
+    if margin := range_note(subject, planning.capture, planning.measured.ranges, planning.options.formats):
         yield margin
-    if noise.error > STEADY * bench.yardstick.budget:
-        nodes = [bench.capture.nodes[name] for name in noise.operations]
+    if noise.error > STEADY * planning.output_metric.budget:
+        nodes = [planning.capture.nodes[name] for name in noise.operations]
         listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
         named = ", ".join(shorten(listed, WARNED, "measurements.json"))
         begins = f"The first operations that gave different results for equal inputs: {named}. "
@@ -332,7 +332,7 @@ def warnings_of(bench: Workbench, training: Training | None) -> Iterator[str]:
             f"Gradients were measured on {training.batches} of {len(subject.batches)} batches, "
             "since the other batches have other shapes or operations in the training step."
         )
-    for reason in bench.process.problems[:1]:
+    for reason in planning.process.problems[:1]:
         yield (
             f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
             "the model, but did not run its plans."

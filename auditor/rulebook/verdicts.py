@@ -15,7 +15,7 @@ from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, counts_flips, strict
 from ..execution.resolve import kept_low, reached_by
 from ..measure.calibrate import Calibration, larger_effect, worse
-from ..measure.rerun import SENSITIVE_SHARE, Yardstick
+from ..measure.rerun import SENSITIVE_SHARE, OutputMetric
 from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import merge_magnitudes
 from ..records import (
@@ -301,16 +301,16 @@ def _judge_alone(
 
 
 def judge_layers(
-    capture: Capture, measured: Calibration, yardstick: Yardstick, noise: Noise = QUIET
+    capture: Capture, measured: Calibration, output_metric: OutputMetric, noise: Noise = QUIET
 ) -> tuple[QuantizedLayer, ...]:
     """The layers under all schemes, with verdicts by the thresholds of `verdict_of`; per scheme, the worst first.
 
     Layers that several recorded paths share appear once. Effects in `measured` are relative L2 errors; in the result,
-    they are in the yardstick's unit."""
+    they are in the output_metric's unit."""
     result = dict[tuple[str, str], QuantizedLayer]()
     for (name, scheme), layer in measured.quantized.items():
         effect, by_weight, by_input, remedied = (
-            x * yardstick.unit for x in (layer.effect, layer.weight_effect, layer.activation_effect, layer.remedied)
+            x * output_metric.unit for x in (layer.effect, layer.weight_effect, layer.activation_effect, layer.remedied)
         )
         contribution = Contribution(effect, by_weight, by_input, layer.decided_by, criterion=layer.criterion)
         known = replace(
@@ -320,7 +320,7 @@ def judge_layers(
             weight_effect=by_weight,
             activation_effect=by_input,
             remedied=remedied,
-            verdict=_weigh(contribution, yardstick.budget, noise),
+            verdict=_weigh(contribution, output_metric.budget, noise),
         )
         if (key := (scheme, known.node)) not in result or not effect <= result[key].effect:
             result[key] = known

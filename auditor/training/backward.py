@@ -28,7 +28,7 @@ from .recommend import least_exponent
 from .replay import LowStep, Step, broken_gradients, gradient_error, one_low
 from .step import LOSS
 
-RERUNS, FEWEST = 64, 16
+MAX_RERUNS, FEWEST = 64, 16
 """Maximum number of operations with a separate training step in each format, usually and for the largest models."""
 
 ELEMENTS = 2_000_000_000
@@ -77,7 +77,7 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     # the operations with the largest weights get a separate step
     elements = sum(leaf.numel() for leaves in first.live.values() for leaf in leaves)
     weights = {name: max(one.weight for one in result.values()) for name, result in tested.items()}
-    most = min(RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))
+    most = min(MAX_RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))
     again = set(sorted(weights, key=lambda name: -weights[name])[:most])
     nodes = []
     for name, result in tested.items():

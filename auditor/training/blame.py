@@ -32,17 +32,17 @@ class Trail(Emulation):
         self._module, self._tell = module, tell
         self.first_nan: tuple[str, str] | None = None
 
-    def enter(
+    def cast_arguments(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         for x in tensors_in((args, kwargs)):
             if x.requires_grad and torch._C._current_graph_task_id() == NO_PASS:
                 stage = "the weight's gradient in " if x.is_leaf else "the backward pass of "
                 x.register_hook(partial(self._hear, stage, *self._describe(op)))  # type: ignore[no-untyped-call]
-        return super().enter(op, args, kwargs, region)
+        return super().cast_arguments(op, args, kwargs, region)
 
-    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        result = super().part(op, args, kwargs, region)
+    def run_leaf_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        result = super().run_leaf_op(op, args, kwargs, region)
         if torch._C._current_graph_task_id() == NO_PASS:
             for x in filter(torch.is_floating_point, tensors_in(result)):
                 self._hear("", *self._describe(op), x.detach())

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ..errors import first_line, let_through
-from ..execution.execute import Executor, Observe, Semantics, SeparateResults, SomeLow
+from ..execution.execute import Executor, Observe, Semantics, SeparateResults, SubsetLowPrecision
 from ..execution.policy import Policy, plain
 from ..isolation import isolate
 from ..numerics.casting import round_tree
@@ -152,7 +152,7 @@ def gradient_error(reference: Gradients, low: Gradients) -> float:
 
 def one_low(step: Step, name: str, format: str, scale: float) -> LowStep:
     """Replay the step with one operation in a format, forwards and backwards, at a loss scale."""
-    low = SomeLow(step.capture, {name}, format, lambda value: round_tree(value, FORMATS[format]))
+    low = SubsetLowPrecision(step.capture, {name}, format, lambda value: round_tree(value, FORMATS[format]))
     return _replay_step(step, low, scale)
 
 

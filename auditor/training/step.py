@@ -24,8 +24,8 @@ from ..emulation.intercept import Handler, intercept
 from ..errors import CaptureError, LoadError, let_through
 from ..execution.policy import PrecisionChoice, choice_from_scopes, plain
 from ..isolation import isolate
-from ..isolation.answer import copy_batch, from_the_start
 from ..isolation.process import disable_fused_path
+from ..isolation.run_model import copy_batch, from_the_start
 from ..numerics.casting import widen
 from ..numerics.formats import dtype_of
 from ..records import Batch, Call, Capture, Node, Plan, Subject

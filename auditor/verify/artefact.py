@@ -18,7 +18,7 @@ import torch
 
 from .. import offload
 from ..errors import LoadError, MeasureError, describe, first_line, printable
-from ..numerics.devices import let_go
+from ..numerics.devices import free_device_memory
 from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.metrics import output_error
 from ..processes import HERE, Process, how_ended, wait_until
@@ -26,7 +26,7 @@ from ..records import Batch, TimeAndMemory, Times
 from ..records.folder import OWN
 from ..score import ScoreResult
 from ..stages import beat
-from .running import NOT_RUN, Answers, Question, Runs, said_no_memory
+from .running import NOT_RUN, Answers, ModelRuns, Question, said_no_memory
 
 TIMEOUT = 1800.0
 """Seconds after which a plan without a result counts as failed."""
@@ -173,7 +173,7 @@ class Verifier:
         self,
         file: Path,
         plans: Sequence[str],
-        question: Question = Runs.answers,
+        question: Question = ModelRuns.answers,
         later: float = 0.0,
     ) -> dict[str, Any]:
         """{plan: result of `question`, or in one line why the plan failed}. The names FP32 and TODAY mean the model
@@ -236,9 +236,9 @@ class Verifier:
 
         The process is stopped if one plan takes longer than `timeout`.
         """
-        let_go(self._settings["device"])  # frees memory for the other process
+        free_device_memory(self._settings["device"])  # frees memory for the other process
         if (limit := offload.now()) is not None:
-            limit.let_go()
+            limit.free_device_memory()
         if self._process is None:
             try:
                 self._process = start()

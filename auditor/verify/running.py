@@ -17,12 +17,12 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..capture.source import raised_at
-from ..emulation.emulate import as_on
+from ..emulation.emulate import emulate_unless_native
 from ..errors import AuditorError, describe, first_line, let_through, out_of_memory
 from ..isolation import isolate
-from ..isolation.answer import answer, copy_batch
 from ..isolation.members import modules_of
 from ..isolation.process import Flags, ieee, reseed, under
+from ..isolation.run_model import copy_batch, run_model
 from ..isolation.tensors import memory
 from ..numerics.devices import is_native, type_of
 from ..numerics.entries import tensors_in
@@ -89,7 +89,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Runs:
+class ModelRuns:
     """Runs the models that `load` provides, natively on a GPU or emulating one on a CPU; all state is restored.
 
     gradients: whether to run with gradients too. most: maximum number of operations of a forward, see `emulate`. apart:
@@ -115,12 +115,12 @@ class Runs:
         def run(model: nn.Module) -> Answers | str:
             outputs = run_patched(model, self.batches, self.device, self.seed, self.most)
             if is_native(self.device):
-                answer(model, self.batches[0], seed=self.seed, fused=True)
+                run_model(model, self.batches[0], seed=self.seed, fused=True)
             if not self.gradients:
                 return Answers(outputs)
-            around = partial(as_on, self.device, self.most)
+            around = partial(emulate_unless_native, self.device, self.most)
             try:
-                graded = answer(model, self.batches[0], seed=self.seed, around=around, gradients=True)
+                graded = run_model(model, self.batches[0], seed=self.seed, around=around, gradients=True)
             except Exception as error:
                 let_through(error, memory=False)
                 return Answers(outputs, ungraded=failure_of(error))
@@ -134,7 +134,7 @@ class Runs:
         """The user's score of the model. most: maximum number of values to read. limit: seconds allowed; code that
         neither calls the model nor yields a number is not stopped.
         """
-        around = nullcontext if plan == FP32 else partial(as_on, self.device)
+        around = nullcontext if plan == FP32 else partial(emulate_unless_native, self.device)
 
         try:
             found = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
@@ -145,7 +145,7 @@ class Runs:
 
     def generate(self, plan: str, compare: Callable[..., Any]) -> dict[str, list[torch.Tensor]] | str:
         """The results of `compare(model, around=...)`, which decodes prompts; as text, why the run failed."""
-        around = partial(as_on, self.device)
+        around = partial(emulate_unless_native, self.device)
         return self._run_or_reason(plan, ieee(), lambda model: compare(model, around=around))
 
     def time(self, plan: str, flags: Flags, threads: int) -> TimeAndMemory | str:
@@ -159,11 +159,11 @@ class Runs:
         """The model's exception in one line on this CPU without emulation, without or with gradients; "" if it runs."""
 
         def run(model: nn.Module) -> str:
-            answer(model, self.batches[0], seed=self.seed)
+            run_model(model, self.batches[0], seed=self.seed)
             if not self.gradients:
                 return ""
             try:
-                answer(model, self.batches[0], seed=self.seed, gradients=True)
+                run_model(model, self.batches[0], seed=self.seed, gradients=True)
             except Exception as error:
                 let_through(error, memory=False)
                 return f"with gradients enabled, {failure_of(error)}"
@@ -182,7 +182,7 @@ class Runs:
             return failure_of(error)
 
 
-Question = Callable[[Runs, str], Any]
+Question = Callable[[ModelRuns, str], Any]
 """A method of Runs, or a `partial` of a method, that another process calls for each plan."""
 
 
@@ -193,8 +193,8 @@ def run_patched(
 
     Raises: the exceptions that the model raises, or would raise on a GPU.
     """
-    around = partial(as_on, device, most)
-    return [[x.cpu() for x in answer(model, batch, seed=seed, around=around)] for batch in batches]
+    around = partial(emulate_unless_native, device, most)
+    return [[x.cpu() for x in run_model(model, batch, seed=seed, around=around)] for batch in batches]
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
     result: dict[str, Any] = {}
     with isolate(model, batch):
         try:
-            answer(model, batch, seed=seed)  # raises if the model cannot run; its writes are undone
+            run_model(model, batch, seed=seed)  # raises if the model cannot run; its writes are undone
         except Exception as error:
             let_through(error, memory=False)
             return TimeAndMemory(missing=dict.fromkeys(("eager", "compiled", "memory"), failure_of(error)))

@@ -21,10 +21,10 @@ from torch import nn
 
 from .. import offload
 from ..errors import out_of_memory
-from ..isolation.answer import answer
 from ..isolation.isolated import switch
 from ..isolation.members import enter_by
 from ..isolation.process import ieee, reseed
+from ..isolation.run_model import run_model
 from ..loading.importer import import_source
 from ..loading.placement import copy_to_device
 from ..loading.state import materialise
@@ -36,7 +36,7 @@ from ..records import Batch
 from ..stages import Stages
 from .artefact import COUNTED, STARTED
 from .loaders import load_program, patch_model
-from .running import FP32, Load, Runs, failure_of
+from .running import FP32, Load, ModelRuns, failure_of
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ class Worker:
         if load is None or self.batches is None:
             return False
         how = {name: settings[name] for name in ("device", "seed", "gradients", "most")}
-        runs = Runs(load, self.batches, **how, apart=True)
+        runs = ModelRuns(load, self.batches, **how, apart=True)
         stages = Stages(lambda stage, detail, *_: self._tell(detail))
         for index, plan in enumerate(job["plans"]):
             with stages(plan, ""):
@@ -124,7 +124,7 @@ class Worker:
             what, self.model = "running the model in FP32", model
             load = partial(patch_model, model, module.PLANS, module.apply)
             with ieee(), load(FP32):
-                result = answer(model, self.batches[0], seed=self.settings["seed"])
+                result = run_model(model, self.batches[0], seed=self.settings["seed"])
                 return load, {"answer": [x.cpu() for x in result]}
         except (Exception, SystemExit) as error:
             said = failure_of(error) if out_of_memory(error) else blame(error)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.emulation.emulate import as_on
+from auditor.emulation.emulate import emulate_unless_native
 from auditor.isolation import in_eval
-from auditor.isolation.answer import answer
+from auditor.isolation.run_model import run_model
 from auditor.numerics.metrics import output_error
 from auditor.records import Audit, Distance
 from tests.support.replaying import Model, assert_same, linear
@@ -87,11 +87,11 @@ def _errs_by(
     """The plan errs by what is stated; the reference and the patched model may be as far off as two runs in FP32."""
     compared, compared_call = reference()
     with in_eval(compared):
-        expected = answer(compared, compared_call, gradients=gradients)
+        expected = run_model(compared, compared_call, gradients=gradients)
     another, call = build()
     with in_eval(another):
         patched = auditor.apply(another, audit, plan)
-        found = answer(patched, call, around=lambda: as_on("cpu"), gradients=gradients)
+        found = run_model(patched, call, around=lambda: emulate_unless_native("cpu"), gradients=gradients)
     within = pytest.approx(stated, rel=1e-6, abs=(1 if distance is output_error else 100) * noise)
     assert distance(expected, found) == within, (plan, gradients)
 

@@ -59,7 +59,7 @@ CASES = {
 @pytest.mark.parametrize("kind", thinned(CASES))
 def test_what_the_author_computes_in_half_is_part_of_the_reference(kind: str) -> None:
     audit = held(seeded(CASES[kind]))
-    assert {plan.raised for plan in audit.plans.values()} == {"none"}
+    assert {plan.upcast for plan in audit.plans.values()} == {"none"}
     assert not audit.live.warnings
     assert all(plan.is_verified for plan in audit.plans.values())
     assert audit.plans["autocast_fp16"].low_precision_flops > 0.5

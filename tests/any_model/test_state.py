@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import cli
-from auditor.emulation.emulate import as_on
+from auditor.emulation.emulate import emulate_unless_native
 from auditor.errors import AuditorError
-from auditor.isolation.answer import answer
+from auditor.isolation.run_model import run_model
 from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Two, held
 from tests.support.refusing import refused
@@ -232,8 +232,8 @@ def test_plans_of_lazy_layers_are_verified_and_hold(here: Path) -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         model(x.clone())
-    expected = answer(model, ((x,), {}))
-    found = answer(patched.apply(model, "cast_bf16"), ((x,), {}), around=lambda: as_on("cpu"))
+    expected = run_model(model, ((x,), {}))
+    found = run_model(patched.apply(model, "cast_bf16"), ((x,), {}), around=lambda: emulate_unless_native("cpu"))
     assert output_error(expected, found) == pytest.approx(plan["verification"]["measured_error"], rel=1e-6)
 
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.emulation.emulate import as_on
+from auditor.emulation.emulate import emulate_unless_native
 from auditor.errors import AuditorError
-from auditor.isolation.answer import answer
+from auditor.isolation.run_model import run_model
 from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Build, Call, held, raised
 from tests.support.refusing import refused
@@ -135,7 +135,7 @@ STORED: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
 def test_models_stored_low_are_held_against_the_same_values_in_fp32(kind: str) -> None:
     build = seeded(STORED[kind])
     audit = held(build, reference=raised(build))
-    assert all(plan.is_verified and plan.raised == "weights" for plan in audit.plans.values())
+    assert all(plan.is_verified and plan.upcast == "weights" for plan in audit.plans.values())
     assert "the model stores" in audit.live.warnings[0]
     low = audit.plans["autocast_fp16"]
     assert low.low_precision_flops > 0.9
@@ -193,7 +193,10 @@ def test_a_plan_says_no_to_weights_that_lost_more_than_the_audited_ones() -> Non
     audit = auditor.audit(model, call, device="cpu")
     twice = auditor.apply(auditor.apply(build()[0], audit, "cast_bf16"), audit, "autocast_fp16")
     once = auditor.apply(build()[0], audit, "autocast_fp16")
-    assert output_error(*(answer(m, (call, {}), around=lambda: as_on("cpu")) for m in (once, twice))) == 0
+    assert (
+        output_error(*(run_model(m, (call, {}), around=lambda: emulate_unless_native("cpu")) for m in (once, twice)))
+        == 0
+    )
     rounded = auditor.apply(build()[0], audit, "cast_fp16")
     wide, wide_call = raised(build)()
     of_fp32 = auditor.audit(wide, wide_call[0], device="cpu")
@@ -244,6 +247,6 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
             model = way(patched.original())
             with patched.user_module(patched.SOURCE, patched.__file__) as source:
                 batch = source.get_inputs()
-            found = answer(model, ((batch,), {}), around=lambda: as_on("cpu"))
-            error = output_error(answer(reference, ((batch.float(),), {})), found)
+            found = run_model(model, ((batch,), {}), around=lambda: emulate_unless_native("cpu"))
+            error = output_error(run_model(reference, ((batch.float(),), {})), found)
             assert error == pytest.approx(plan.measured_error, rel=1e-6)  # fmt: skip

@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
 import auditor
-from auditor.emulation.emulate import as_on
-from auditor.isolation.answer import answer
+from auditor.emulation.emulate import emulate_unless_native
+from auditor.isolation.run_model import run_model
 from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Call, Net, around, drawn, held
 from tests.support.replaying import Model
@@ -79,11 +79,11 @@ def test_audited_without_being_compiled(wrap: Wrap) -> None:
 )
 def test_a_plan_of_either_fits_the_other(wrap: Wrap, around: Callable[[nn.Module], nn.Module]) -> None:
     (model, call), (plain, _) = build(wrap, around), build(unwrapped, around)
-    expected = answer(plain, call)
+    expected = run_model(plain, call)
     for audit, other in ((audited(model, call), unwrapped), (audited(plain, call), wrap)):
         for name, plan in audit.plans.items():
             patched = auditor.apply(build(other, around)[0], audit, name)
-            found = answer(patched, call, around=lambda: as_on("cpu"))
+            found = run_model(patched, call, around=lambda: emulate_unless_native("cpu"))
             assert output_error(expected, found) == pytest.approx(plan.measured_error, rel=1e-6), name
 
 

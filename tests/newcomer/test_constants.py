@@ -190,7 +190,7 @@ def test_where_it_begins_is_unsafe_and_the_operation_that_receives_it_is_not(aud
     assert verdicts["aten.sub.Tensor"].verdict == "unsafe"
     assert verdicts["aten.sqrt.default"].verdict == "safe"
     (root,) = (node for node in audit.nodes if node.node.op == "aten.sqrt.default")
-    assert root.errors["fp16"].born
+    assert root.errors["fp16"].originates_here
 
 
 def test_the_reader_is_told_the_operation_the_cause_and_the_rule(audit):

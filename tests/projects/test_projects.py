@@ -214,7 +214,7 @@ def build():
     os.makedirs("runs/a", exist_ok=True)
     torch.manual_seed(0)
     net = Net()
-    net.born = time.time_ns()
+    net.originates_here = time.time_ns()
     return net
 
 def get_inputs():

@@ -17,10 +17,10 @@ from auditor.loading import from_object
 from auditor.measure.calibrate import calibrate_paths
 from auditor.measure.noise import noise_of
 from auditor.measure.quantized import fits, layers_of
-from auditor.measure.rerun import Yardstick
+from auditor.measure.rerun import OutputMetric
 from auditor.plan.choices import Choice, bits_of
+from auditor.plan.context import MeasuredModel, PlanningContext, in_unit
 from auditor.plan.quantized import QuantizedPlans
-from auditor.plan.workbench import MeasuredModel, Workbench, in_unit
 from auditor.records.quantization import MIXED, QuantizedPlan
 from auditor.rulebook.verdicts import judge
 from auditor.settings import Settings
@@ -48,13 +48,15 @@ def quantized_plans(model: nn.Module, x: Tensor, budget: float) -> tuple[Quantiz
         asked = {"device": "cpu", "formats": ",".join((*fitting, "bf16")), "max_error": budget, "gpu": "B200"}
         options = validate(Settings, asked)
         limits = options.max_error, options.metric, options.criteria
-        yardstick = Yardstick(*budget_of(subject, recordings.first.capture, *limits, seed))
-        captured, relative = calibrate_paths(recordings, subject, options.formats, seed, yardstick, options.schemes)
-        noise = noise_of(recordings.first, subject, yardstick, seed, native=False)
-        measured = in_unit(relative, yardstick.unit)
-        judged = judge(captured, measured, options.formats, yardstick.budget, noise.found)
-        bench = Workbench.of(MeasuredModel(subject, captured, measured, options, yardstick, noise), judged, ())
-        making = QuantizedPlans(bench, margin=1.0)
+        output_metric = OutputMetric(*budget_of(subject, recordings.first.capture, *limits, seed))
+        captured, relative = calibrate_paths(recordings, subject, options.formats, seed, output_metric, options.schemes)
+        noise = noise_of(recordings.first, subject, output_metric, seed, native=False)
+        measured = in_unit(relative, output_metric.unit)
+        judged = judge(captured, measured, options.formats, output_metric.budget, noise.found)
+        planning = PlanningContext.of(
+            MeasuredModel(subject, captured, measured, options, output_metric, noise), judged, ()
+        )
+        making = QuantizedPlans(planning, margin=1.0)
         made = {plan.name: plan for plan in making.plans()}
     return making, made[MIXED]
 
@@ -72,7 +74,7 @@ class Judge:
 
     def error(self, choice: Choice) -> float:
         if choice not in self.known:
-            self.known[choice] = self.making.run(self.layers(choice), self.making.bench.subject.batches).error
+            self.known[choice] = self.making.run(self.layers(choice), self.making.planning.subject.batches).error
         return self.known[choice]
 
     def bits(self, choice: Choice) -> float:

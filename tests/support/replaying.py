@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.capture.capture import capture
-from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
+from auditor.isolation.run_model import run_model
 from auditor.records import Batch, Capture, Subject
 from tests.support.subjects import FORMATS
 
@@ -39,7 +39,7 @@ def linear(*sizes: int, seed: int = 0) -> nn.Linear:
 def replayed(model: nn.Module, *args: Any, method: str = "run", **kwargs: Any) -> Capture:
     """The capture, once its replay has been compared with a run of the model that nothing looks at."""
     batch: Batch = (args, kwargs)
-    expected = answer(model, batch)
+    expected = run_model(model, batch)
     found = capture(Subject(model, (batch,), "toy", "toy.py", "toy", "toy"), FORMATS)
     assert_same(replay(found, model, batch), expected)
     assert found.method == method

@@ -8,7 +8,7 @@ from torch import nn
 from auditor.capture.capture import capture
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement, measure
-from auditor.measure.rerun import PLAIN, Yardstick
+from auditor.measure.rerun import PLAIN, OutputMetric
 from auditor.measure.uncertain import measure_uncertain
 from auditor.records import Capture, Contribution, Node, Subject
 
@@ -33,10 +33,10 @@ def measurement_of(model: nn.Module, *args: Any, **kwargs: Any) -> Measurement:
 
 
 def effects_of(
-    measured: Measurement, seed: int = 0, yardstick: Yardstick = PLAIN
+    measured: Measurement, seed: int = 0, output_metric: OutputMetric = PLAIN
 ) -> dict[str, dict[str, Contribution]]:
     """What every node does to the outputs, predicted or run."""
-    return measure_uncertain(measured, first_order(measured, seed, yardstick), yardstick)[0]
+    return measure_uncertain(measured, first_order(measured, seed, output_metric), output_metric)[0]
 
 
 def nodes_by_op(capture: Capture, packet: str) -> list[Node]:

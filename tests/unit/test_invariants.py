@@ -32,8 +32,8 @@ from auditor.numerics.nodes import tensors_in
 from auditor.numerics.operations import operation
 from auditor.offload.files import OffloadMode, is_offloaded
 from auditor.plan import plans
+from auditor.plan.context import MeasuredModel, PlanningContext
 from auditor.plan.problem import timed_in
-from auditor.plan.workbench import MeasuredModel, Workbench
 from auditor.records import Audit, Capture, Contribution, Plan
 from auditor.training.backward import backward_errors
 from auditor.training.objective import training_subject
@@ -180,22 +180,22 @@ def test_executor_dtype_algebra_costs_and_runtime_agree_on_the_dtype_of_every_op
 
 def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operation is said to err by a millionth of what it does, and every replay to err by nothing."""
-    measured: Any = Workbench.contributions
+    measured: Any = PlanningContext.contributions
     verify, tried = plans.verify, list[Plan]()
 
     def flattered(contribution: Contribution) -> Contribution:
         return Contribution(contribution.isolated / 1e6, contribution.own / 1e6, contribution.cast / 1e6)
 
-    def flattering(bench: Workbench) -> dict[str, dict[str, Contribution]]:
-        return {fmt: {n: flattered(c) for n, c in by.items()} for fmt, by in measured.func(bench).items()}
+    def flattering(planning: PlanningContext) -> dict[str, dict[str, Contribution]]:
+        return {fmt: {n: flattered(c) for n, c in by.items()} for fmt, by in measured.func(planning).items()}
 
     def noted(*args: Any) -> dict[str, Plan]:
         found = verify(*args)
         tried.extend(found.values())
         return found
 
-    monkeypatch.setattr(Workbench, "contributions", property(flattering))
-    monkeypatch.setattr(Workbench, "replay", lambda self, batches, how: 0.0)
+    monkeypatch.setattr(PlanningContext, "contributions", property(flattering))
+    monkeypatch.setattr(PlanningContext, "replay", lambda self, batches, how: 0.0)
     monkeypatch.setattr(plans, "verify", noted)
     budget = 3.5e-3  # missed where everything is low
     found = auditor.audit(seeded(lambda: Deep(12, 64)), normal(32, 64), formats="bf16", max_error=budget)
@@ -214,7 +214,7 @@ def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkey
 def audited_without_runs(monkeypatch: pytest.MonkeyPatch, why: str) -> Audit:
     """An audit whose artefacts, modules and programs alike, are never run."""
 
-    monkeypatch.setattr(MeasuredModel, "ask", lambda bench, plans, *rest: dict.fromkeys(plans, why))
+    monkeypatch.setattr(MeasuredModel, "ask", lambda planning, plans, *rest: dict.fromkeys(plans, why))
     return auditor.audit(
         seeded(lambda: Deep(3, 64)), normal(32, 64), formats="bf16", strategies=(*SHIPPED, "graph"), max_error=0.5
     )

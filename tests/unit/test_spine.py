@@ -125,3 +125,14 @@ def test_every_stage_runs_once_and_its_record_is_what_the_reporters_get(
 def unrated(finding: Finding) -> Finding:
     """A finding without what depends on the plan: its severity, and how the plan treats its operation."""
     return replace(finding, severity="info", plan=None, bearing=None, met={})
+
+
+def test_plans_of_schemes_reach_the_audit_as_their_stage_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    stage = flow.measure_code
+    monkeypatch.setattr(flow, "measure_code", lambda *args: made.append(stage(*args)) or made[-1])
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    audit = auditor.audit(model, torch.randn(8, 64), formats=("int8",), max_error=0.1, device="cpu")
+    assert made == [audit.quantized_plans]
+    assert all(plan.as_pasted for plan in audit.quantized_plans)

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from auditor.capture.values import Values
 from auditor.capture.views import View
 from auditor.errors import CaptureError
-from auditor.isolation.answer import answer
+from auditor.isolation.run_model import run_model
 from auditor.records import Batch
 from tests.support.capturing import Function
 from tests.support.refusing import refused
@@ -43,7 +43,7 @@ def test_bound_inputs_reach_their_own_places() -> None:
     model, (args, kwargs) = seeded(Keywords), keywords_batch(0)
     found = replayed(model, *args, **kwargs)
     for batch in (keywords_batch(10), keywords_batch(10, swapped=True)):  # the order of keywords means nothing
-        assert_same(replay(found, model, batch), answer(model, batch))
+        assert_same(replay(found, model, batch), run_model(model, batch))
 
 
 def test_placeholders_know_what_they_are() -> None:

@@ -16,7 +16,7 @@ from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.capture.capture import capture
 from auditor.execution.beside import under_plan
-from auditor.execution.execute import Executor, Run
+from auditor.execution.execute import Executor, Replay
 from auditor.execution.policy import Policy
 from auditor.numerics.nodes import tensors_in
 from auditor.records import Batch, Capture, Dtypes, Plan
@@ -160,14 +160,14 @@ def under(found: Capture, strategy: str, format: str, kept_wide: set[str]) -> Po
     return Policy(found, strategy, lambda owner: "fp32" if owner in kept_wide else format, format)
 
 
-def begun(found: Capture, flat: list[Any], policy: Policy) -> tuple[Any, Run]:
+def begun(found: Capture, flat: list[Any], policy: Policy) -> tuple[Any, Replay]:
     """What a run gives, and the run for others to begin from."""
     values: dict[str, Any] = {}
     result = Executor(found.graph_module, policy, lambda n, value: values.update({n.name: value})).run(*flat)
-    return result, Run(values, policy)
+    return result, Replay(values, policy)
 
 
-def owners_of(found: Capture, flat: list[Any], policy: Policy, before: Run) -> set[str]:
+def owners_of(found: Capture, flat: list[Any], policy: Policy, before: Replay) -> set[str]:
     """Modules of the operations that a run computes which begins from another one."""
     ran: set[str] = set()
     Executor(found.graph_module, policy, lambda n, _: ran.add(n.name), before).run(*flat)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from auditor.execution.execute import Executor, SomeLow, low_literals, with_literals
+from auditor.execution.execute import Executor, SubsetLowPrecision, low_literals, with_literals
 from auditor.execution.policy import Policy, plain
 from auditor.execution.resolve import resolve
 from auditor.numerics.casting import round_tree
@@ -89,7 +89,7 @@ def rounded(value: Any) -> Any:
 def test_what_enters_is_rounded_and_what_leaves_is_raised(inside: Any, product: float, result: float) -> None:
     captured = capture_of(Function(tripled), X)
     seen: dict[str, Any] = {}
-    policy = SomeLow(captured, inside, "bf16", rounded)
+    policy = SubsetLowPrecision(captured, inside, "bf16", rounded)
     run = Executor(captured.graph_module, policy, lambda n, value: seen.update({n.name: value}))
     (found,) = run.run(X)
     assert (found.item(), found.dtype) == (result, torch.float32)
@@ -106,7 +106,7 @@ def test_a_value_is_raised_once_so_that_gradients_add_up_in_fp32() -> None:
 
     captured = capture_of(Function(shared), X)
     x = torch.ones(1, requires_grad=True)
-    (found,) = Executor(captured.graph_module, SomeLow(captured, ("mul",), "bf16", rounded)).run(x)
+    (found,) = Executor(captured.graph_module, SubsetLowPrecision(captured, ("mul",), "bf16", rounded)).run(x)
     (gradient,) = torch.autograd.grad(found.sum(), [x])
     # 1 + 2^-8 and 2^-8 make 1 + 2^-7, which BF16 holds; rounded apart, 1 + 2^-8 would be 1
     assert gradient.item() == round_tree(torch.tensor(3 * (1 + 2.0**-7)), FORMATS["bf16"]).item()
@@ -127,7 +127,9 @@ def test_what_is_read_inside_and_outside_leaves_raised() -> None:
         return y.neg(), y + U
 
     captured = capture_of(Function(shared), X)
-    negated, added = Executor(captured.graph_module, SomeLow(captured, ("mul", "neg"), "bf16", rounded)).run(X)
+    negated, added = Executor(captured.graph_module, SubsetLowPrecision(captured, ("mul", "neg"), "bf16", rounded)).run(
+        X
+    )
     # x is rounded to 1 and 3 x is 3; BF16 is spaced by 2^-6 from 2 on, so that 3 + 2^-9 needs FP32
     assert (negated.item(), added.item()) == (-3.0, 3 + U)
     assert {negated.dtype, added.dtype} == {torch.float32}

@@ -27,7 +27,7 @@ from auditor.generation.compare import (
 )
 from auditor.generation.decode import Prompts, prompts_of
 from auditor.generation.stage import parts_of
-from auditor.isolation.answer import Around
+from auditor.isolation.run_model import Around
 from auditor.isolation.tensors import plain_torch
 from auditor.records.generation import StoredCache, TokenComparison
 from auditor.report.plans import advice

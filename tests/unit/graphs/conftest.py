@@ -10,25 +10,25 @@ from torch import Tensor, nn
 import auditor
 from auditor.graphs.exported import ExportedModel, export_model
 from auditor.graphs.operations import GraphOperation, Table, Value, table_of
-from auditor.plan.workbench import Workbench
+from auditor.plan.context import PlanningContext
 from auditor.records import Audit
 from auditor.records.paths import FP32_OUTPUT
-from tests.support.planning import bench_of
+from tests.support.planning import planning_of
 
 
 @pytest.fixture(scope="session")
-def bench() -> Workbench:
-    return bench_of(flat(), torch.randn(4, 16), formats=("fp16",))
+def planning() -> PlanningContext:
+    return planning_of(flat(), torch.randn(4, 16), formats=("fp16",))
 
 
 @pytest.fixture(scope="session")
-def graph(bench: Workbench) -> ExportedModel:
-    return export_model(bench.subject.model, bench.subject.batches[0])
+def graph(planning: PlanningContext) -> ExportedModel:
+    return export_model(planning.subject.model, planning.subject.batches[0])
 
 
 @pytest.fixture(scope="session")
-def table(bench: Workbench, graph: ExportedModel) -> Table:
-    return table_of(graph.graph_module.graph, "fp16", bench)
+def table(planning: PlanningContext, graph: ExportedModel) -> Table:
+    return table_of(graph.graph_module.graph, "fp16", planning)
 
 
 @pytest.fixture(scope="session")

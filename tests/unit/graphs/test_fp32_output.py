@@ -21,7 +21,7 @@ from auditor.plan.recommend import kept_apart
 from auditor.records import Audit
 from auditor.records.paths import FP32_OUTPUT
 from tests.support.capturing import Function
-from tests.support.planning import bench_of
+from tests.support.planning import planning_of
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
@@ -74,8 +74,8 @@ def test_the_onnx_model_has_the_error_of_the_program(found: Audit) -> None:
 def test_it_costs_more_than_a_low_output_and_less_than_fp32_inputs() -> None:
     """[64, 256] @ [256, 512]: 64 x 512 numbers of two more bytes are written."""
     model = seeded(lambda: Model(lambda m, x: m.layer(x).relu(), layer=nn.Linear(256, 512, bias=False)))
-    bench = bench_of(model, normal(64, 256), formats=("bf16",))
-    table = table_of(export_model(model, bench.subject.batches[0]).graph_module.graph, "bf16", bench)
+    planning = planning_of(model, normal(64, 256), formats=("bf16",))
+    table = table_of(export_model(model, planning.subject.batches[0]).graph_module.graph, "bf16", planning)
     ((name, output),) = [
         (name, *table.whole(name) - {name}) for name in table.operations if len(table.whole(name)) == 2
     ]
@@ -121,9 +121,9 @@ def test_a_program_made_on_a_gpu_calls_its_kernels_and_becomes_an_onnx_model(nam
 def test_a_graph_with_such_a_product_runs_before_it_is_saved() -> None:
     """The replay of the search: values as in the saved program."""
     model = seeded(overflowing)
-    bench = bench_of(model, X, formats=("fp16",))
-    exported = export_model(model, bench.subject.batches[0])
-    table = table_of(exported.graph_module.graph, "fp16", bench)
+    planning = planning_of(model, X, formats=("fp16",))
+    exported = export_model(model, planning.subject.batches[0])
+    table = table_of(exported.graph_module.graph, "fp16", planning)
     module = lower_operations(exported, table, frozenset(("linear",)))
     low = [x.half().float() for x in (X, model.head.weight.detach(), model.head.bias.detach())]
     with torch.no_grad():

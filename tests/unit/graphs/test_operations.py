@@ -16,11 +16,11 @@ from auditor.graphs.exported import ExportedModel, export_model
 from auditor.graphs.operations import Table, Value, align_nodes, owner_of, table_of
 from auditor.graphs.stage import OperationRefused, Operations, Trial, cuts_of, kept_of, lower_operations, memory_needed
 from auditor.numerics.metrics import output_error
+from auditor.plan.context import PlanningContext
 from auditor.plan.search import choose
-from auditor.plan.workbench import Workbench
 from auditor.records import MemoryUse
 from auditor.records.paths import FP32_OUTPUT
-from tests.support.planning import bench_of
+from tests.support.planning import planning_of
 from tests.support.replaying import Model, linear
 from tests.support.small_models import narrowing
 from tests.support.subjects import normal, seeded, subject_of
@@ -32,15 +32,15 @@ def wholly(table: Table, *names: str) -> frozenset[str]:
     return frozenset[str]().union(*map(table.whole, names))
 
 
-def test_what_is_unsafe_is_kept_and_the_products_are_not(bench: Workbench, table: Table) -> None:
+def test_what_is_unsafe_is_kept_and_the_products_are_not(planning: PlanningContext, table: Table) -> None:
     kept = {operation.op: operation.kept for operation in table.operations.values() if operation.kept}
     assert " overflows (" in kept["aten.pow.Tensor_Scalar"]
     products = [table.whole(name) for name in ("linear", "linear_1")]
     assert not any(table.operations[name].kept for name in frozenset().union(*products))
     for some in products:
         product, output = (table.operations[name] for name in sorted(some))
-        assert product.flops == bench.costs[product.captured].flops > 0
-        assert output.error == bench.contributions["fp16"][product.captured].own ** 2
+        assert product.flops == planning.costs[product.captured].flops > 0
+        assert output.error == planning.contributions["fp16"][product.captured].own ** 2
         assert product.low < product.high
         assert (product.error, output.flops) == (0.0, 0)
     assert table.low_flops(frozenset(("linear", "linear_1"))) == 1.0
@@ -51,16 +51,16 @@ def test_what_was_not_run_is_kept() -> None:
     model = Model(
         lambda m, x: m.layer(x / (1000 * x.float()).square().mean(-1, keepdim=True)), layer=linear(4, 4)
     ).eval()
-    bench = bench_of(model, 1 + normal(5, 4).abs(), formats=("fp16",))
-    table = table_of(export_model(model, bench.subject.batches[0]).graph_module.graph, "fp16", bench)
+    planning = planning_of(model, 1 + normal(5, 4).abs(), formats=("fp16",))
+    table = table_of(export_model(model, planning.subject.batches[0]).graph_module.graph, "fp16", planning)
     kept = {operation.op: operation.kept for operation in table.operations.values() if operation.kept}
     assert kept["aten.square.default"] == "untested: only a run can measure its effect on the outputs"
 
 
-def test_values_know_who_makes_them_and_what_rounding_them_costs(bench: Workbench, table: Table) -> None:
+def test_values_know_who_makes_them_and_what_rounding_them_costs(planning: PlanningContext, table: Table) -> None:
     stored = {name for name, value in table.values.items() if value.stored}
     assert stored == {"model_first_weight", "model_first_bias", "model_second_weight", "model_second_bias"}
-    known = bench.contributions["fp16"]
+    known = planning.contributions["fp16"]
     assert table.values["model_first_weight"].error == known["p_first_weight"].cast ** 2 > 0
     assert table.values["x"].error == known["x"].cast ** 2 > 0
     returned = [value for value in table.values.values() if value.returned]
@@ -75,9 +75,9 @@ def odd(m: Any, x: torch.Tensor) -> torch.Tensor:
 
 def test_what_cannot_run_low_says_so() -> None:
     model, x = Model(odd, layer=linear(4, 4)).eval(), normal(5, 4)
-    bench = bench_of(model, x, formats=("bf16",))
+    planning = planning_of(model, x, formats=("bf16",))
     graph = export_model(model, ((x,), {}))
-    table = table_of(graph.graph_module.graph, "bf16", bench)
+    table = table_of(graph.graph_module.graph, "bf16", planning)
     said = {operation.op: operation for operation in table.operations.values()}
     assert said["aten.linear.default"].kept == ""
     assert said["aten.linalg_inv.default"].kept
@@ -87,15 +87,15 @@ def test_what_cannot_run_low_says_so() -> None:
 @pytest.mark.parametrize(("objective", "free"), [("time", False), ("memory", False), ("flops", True)])
 def test_what_operations_count_for_is_the_objective(objective: str, free: bool, model: nn.Module) -> None:
     x = torch.randn(4, 16)
-    bench = bench_of(model, x, formats=("fp16",), objective=objective)
-    table = table_of(export_model(model, ((x,), {})).graph_module.graph, "fp16", bench)
+    planning = planning_of(model, x, formats=("fp16",), objective=objective)
+    table = table_of(export_model(model, ((x,), {})).graph_module.graph, "fp16", planning)
     linear, relu = table.operations["linear"], table.operations["relu"]
     assert linear.low < linear.high
     assert (relu.high - relu.low < 2e-3 * (linear.high - linear.low)) == free
 
 
-def test_every_operation_of_a_flat_model_is_found(bench: Workbench, graph: ExportedModel) -> None:
-    nodes, found = bench.capture.nodes, align_nodes(graph.graph_module.graph, bench.capture)
+def test_every_operation_of_a_flat_model_is_found(planning: PlanningContext, graph: ExportedModel) -> None:
+    nodes, found = planning.capture.nodes, align_nodes(graph.graph_module.graph, planning.capture)
     computing = [node for node in graph.graph_module.graph.nodes if node.op == "call_function"]
     assert [found[node.name] for node in computing] == list(nodes)
     assert all(nodes[found[node.name]].owner == owner_of(node) for node in computing)
@@ -124,14 +124,14 @@ def test_a_module_that_is_called_twice_keeps_its_calls_apart() -> None:
     ],
 )
 def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activations: int) -> None:
-    bench = bench_of(seeded(narrowing), normal(8, 16), formats=("fp16",))
-    graph = export_model(bench.subject.model, bench.subject.batches[0])
-    table = table_of(graph.graph_module.graph, "fp16", bench)
+    planning = planning_of(seeded(narrowing), normal(8, 16), formats=("fp16",))
+    graph = export_model(planning.subject.model, planning.subject.batches[0])
+    table = table_of(graph.graph_module.graph, "fp16", planning)
     low = table.free - wholly(table, *high)
     assert len(low) == 6 - len(wholly(table, *high))
     found = memory_needed(lower_operations(graph, table, low))
     assert found == MemoryUse(weights, activations)
-    whole = bench.problem("autocast", "fp16")
+    whole = planning.problem("autocast", "fp16")
     assert whole.memory(whole.resolve(plain("fp32"))) == MemoryUse(4 * (1024 + 256), 4 * (128 + 512 + 512))
 
 
@@ -164,10 +164,10 @@ def test_a_weight_that_something_reads_in_fp32_stays_so(graph: ExportedModel, ta
 
 
 def test_the_error_of_a_choice_is_that_of_the_arithmetic_written_out(
-    bench: Workbench, graph: ExportedModel, table: Table, model: nn.Module
+    planning: PlanningContext, graph: ExportedModel, table: Table, model: nn.Module
 ) -> None:
-    trial = Trial(graph, bench)
-    x, low = bench.subject.batches[0][0][0], wholly(table, "linear")
+    trial = Trial(graph, planning)
+    x, low = planning.subject.batches[0][0][0], wholly(table, "linear")
     first: Any = model.first
     with torch.no_grad():
         product = first.weight.half().float() @ x.half().float().T
@@ -175,28 +175,28 @@ def test_the_error_of_a_choice_is_that_of_the_arithmetic_written_out(
         size = ((1000 * wide) ** 2).mean(-1, keepdim=True).sqrt() / 1000
         scores = model.second(wide / (size + 0.1))
         expected = [scores, scores.softmax(-1)]
-    assert trial.error(table, low) == pytest.approx(output_error(bench.reference(((x,), {})), expected), rel=0.05)
+    assert trial.error(table, low) == pytest.approx(output_error(planning.reference(((x,), {})), expected), rel=0.05)
     assert trial.error(table, frozenset()) < 1e-6
 
 
-def test_what_raises_in_a_run_has_its_name(bench: Workbench, graph: ExportedModel, table: Table) -> None:
+def test_what_raises_in_a_run_has_its_name(planning: PlanningContext, graph: ExportedModel, table: Table) -> None:
     operation = table.operations["linear"]
     broken = replace(operation, literals=None, reads=("x",))
     odd = replace(table, operations={**table.operations, "linear": broken}, values={**table.values})
     values = {name: value for name, value in odd.values.items() if name != "model_first_weight"}
     with pytest.raises(OperationRefused) as caught:
-        Trial(graph, bench).error(replace(odd, format="bf16", values=values), wholly(odd, "linear"))
+        Trial(graph, planning).error(replace(odd, format="bf16", values=values), wholly(odd, "linear"))
     assert caught.value.name == "linear"
 
 
-def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench, graph: ExportedModel) -> None:
-    good = bench.subject.batches[0]
+def test_batches_that_the_graph_answers_otherwise_are_left_out(planning: PlanningContext, graph: ExportedModel) -> None:
+    good = planning.subject.batches[0]
     odd = ((torch.randn(4, 17),), {})
-    trial = Trial(graph, bench)
+    trial = Trial(graph, planning)
     assert trial.agrees(good)
-    bench.noise.known[id(odd)] = bench.reference(good)
+    planning.noise.known[id(odd)] = planning.reference(good)
     assert not trial.agrees(odd)
-    del bench.noise.known[id(odd)]
+    del planning.noise.known[id(odd)]
 
 
 # The cut: no choice of precisions is cheaper, by enumeration.

@@ -80,8 +80,8 @@ def test_a_program_beyond_the_budget_is_made_again_with_less_error(monkeypatch: 
     tried: list[Plan] = []
     targets: list[float] = []
 
-    def harsh(bench: Any, plan: Plan, *others: Any) -> Plan:
-        tried.append(judge_answers(bench, plan, *others))
+    def harsh(planning: Any, plan: Plan, *others: Any) -> Plan:
+        tried.append(judge_answers(planning, plan, *others))
         return tried[-1] if len(tried) > 1 else replace(tried[-1], verification=Verification(0.02))
 
     def seen(space: Any, target: float) -> Any:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.isolation import members
-from auditor.isolation.answer import answer, stored_in
 from auditor.isolation.draws import draw_of, drew, in_float32, may_draw
+from auditor.isolation.run_model import run_model, stored_in
 from tests.support.capturing import Function
 from tests.support.subjects import normal, seeded
 
@@ -157,7 +157,7 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_model_that_takes_gradients_of_its_own_finds_what_it_saved(name: str) -> None:
-    found = answer(Function(GRADIENTS[name]), ((torch.tensor([1.0, 3.0]),), {}), gradients=True)
+    found = run_model(Function(GRADIENTS[name]), ((torch.tensor([1.0, 3.0]),), {}), gradients=True)
     assert found[0].tolist() == [2.0, 6.0]
 
 
@@ -174,7 +174,7 @@ def test_an_answer_with_gradients_keeps_nothing_for_a_backward_pass() -> None:
         return x
 
     weight = torch.ones(3, requires_grad=True)
-    answer(Function(chain), ((weight,), {}), gradients=True)
+    run_model(Function(chain), ((weight,), {}), gradients=True)
     assert max(alive) <= 2
 
 

@@ -69,7 +69,7 @@ def test_a_checkpoint_stored_low_is_read_as_its_values_in_fp32(dtype: torch.dtyp
         assert value.dtype is torch.float32
         assert torch.equal(value, model.state_dict()[name].float())
     name = str(dtype).removeprefix("torch.")
-    assert (found.raised, found.stored_low) == ("weights", {name: numbers(model)})
+    assert (found.upcast, found.stored_low) == ("weights", {name: numbers(model)})
     assert found.warnings == (
         f"the checkpoint stores all of {numbers(model):,} weights in {name}: the reference uses these values in FP32, "
         f"so errors exclude the earlier rounding to {name}",
@@ -80,7 +80,7 @@ def test_weights_of_ones_own_say_nothing_of_those_of_the_directory(tmp_path: Pat
     llama().bfloat16().save_pretrained(tmp_path)
     torch.save(llama().state_dict(), tmp_path / "own.pt")
     found = load(f"hf:{tmp_path}", weights=str(tmp_path / "own.pt"))
-    assert (found.raised, found.stored_low, found.warnings) == ("none", {}, ())
+    assert (found.upcast, found.stored_low, found.warnings) == ("none", {}, ())
 
 
 def test_what_the_checkpoint_lacks_is_told_as_random(copy: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_is_raised(case: str) -> None:
     build, dtype, expected = CASES[case]
     model, x = build(), torch.ones(2, 4, dtype=dtype)
     found = from_object(model, x)
-    assert found.raised == expected
+    assert found.upcast == expected
     assert (found.batches[0][0][0].dtype is torch.float32) == (
         dtype is torch.float32 or expected not in ("none", "kept")
     )

@@ -58,15 +58,15 @@ def test_alone_on_rounded_inputs_and_in_the_run_that_is_low_from_the_start() -> 
 
 def test_an_overflow_is_born_once() -> None:
     errors, traces = measured(lambda x: (x * x) - 1, torch.tensor([300.0, 2.0]), "fp16")
-    assert (errors["mul"].overflow, errors["mul"].cause, errors["mul"].born) == (1, "overflow", True)
+    assert (errors["mul"].overflow, errors["mul"].cause, errors["mul"].originates_here) == (1, "overflow", True)
     assert traces["mul"].broken
-    assert (errors["sub"].overflow, errors["sub"].born) == (1, False)  # 90000 is beyond FP16 on its way in
+    assert (errors["sub"].overflow, errors["sub"].originates_here) == (1, False)  # 90000 is beyond FP16 on its way in
 
 
 def test_a_comparison_that_turns_is_told_by_its_share() -> None:
     x = torch.tensor([1 + 2.0**-12, 1.0])
     errors, traces = measured(lambda x: x * 1 > 1, x, "fp16")
-    assert errors["gt"] == NodeError(disagreement=0.5, cause="discrete", born=True)
+    assert errors["gt"] == NodeError(disagreement=0.5, cause="discrete", originates_here=True)
     assert traces["gt"].broken
 
 
@@ -81,7 +81,7 @@ def test_where_something_decides_by_a_result_is_told() -> None:
 def test_what_cannot_run_says_why_and_the_low_run_goes_on_from_fp32() -> None:
     errors, _ = measured(lambda x: torch.linalg.cholesky(x).exp(), torch.diag(torch.tensor([4.0, 9.0])), "fp16")
     refused = errors["linalg_cholesky"]
-    assert (refused.cause, refused.born, refused.propagated_error) == ("unsupported", True, 0.0)
+    assert (refused.cause, refused.originates_here, refused.propagated_error) == ("unsupported", True, 0.0)
     assert "CUDA" in str(refused.unsupported)
     assert errors["exp"].unsupported is None
     assert 0 < errors["exp"].propagated_error < 2**-10

@@ -43,7 +43,7 @@ SMALL, HUGE = torch.tensor([[0.5]]), torch.tensor([[300.0]])
 def test_an_overflow_in_one_batch_is_an_overflow(inputs: tuple[Tensor, ...]) -> None:
     found, name = calibrated(SQUARE, *inputs)
     error = found.errors[name]["fp16"]
-    assert (error.overflow, error.cause, error.born) == (1, "overflow", True)
+    assert (error.overflow, error.cause, error.originates_here) == (1, "overflow", True)
     assert found.contributions[name]["fp16"].decided_by != "not-run"
     assert found.batches == len(inputs)
 

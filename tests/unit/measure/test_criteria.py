@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from auditor.criteria import criteria_of
 from auditor.criteria.measure import criteria_for
-from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
+from auditor.isolation.run_model import run_model
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement
 from auditor.measure.probes import PARTS, SHORT, inner_products
-from auditor.measure.rerun import Yardstick
+from auditor.measure.rerun import OutputMetric
 from auditor.measure.uncertain import measure_uncertain
 from auditor.numerics.formats import format_of
 from auditor.records import Contribution
@@ -161,10 +161,10 @@ class Case:
         make, x, self.share = CASES[text]
         torch.manual_seed(1)
         model = make().eval()
-        held = criteria_for(criteria_of(f"output: {text}"), 0.01, answer(model, ((x,), {})))
+        held = criteria_for(criteria_of(f"output: {text}"), 0.01, run_model(model, ((x,), {})))
         self.measured: Measurement = measurement_of(model, x)
-        first = first_order(self.measured, 0, Yardstick(1.0, held))
-        self.found, _ = measure_uncertain(self.measured, first, Yardstick(1.0, held))
+        first = first_order(self.measured, 0, OutputMetric(1.0, held))
+        self.found, _ = measure_uncertain(self.measured, first, OutputMetric(1.0, held))
         self.answers, self.predicted = first.answers, first.contributions
 
     def compared(self, fmt: str) -> list[tuple[Contribution, Contribution, float]]:
@@ -211,13 +211,13 @@ def pair() -> nn.Module:
 def test_of_several_criteria_that_one_counts_of_which_most_is_taken() -> None:
     model, x = seeded(pair), normal(16, 8)
     measured = measurement_of(model, x)
-    reference = answer(model, ((x,), {}))
+    reference = run_model(model, ((x,), {}))
 
     def under(*asked: str) -> dict[str, Contribution]:
         held = criteria_for(criteria_of(asked), 1e6, reference)
         return {
             name: found["bf16"]
-            for name, found in first_order(measurement_of(model, x), 0, Yardstick(1.0, held)).contributions.items()
+            for name, found in first_order(measurement_of(model, x), 0, OutputMetric(1.0, held)).contributions.items()
         }
 
     first, second = "0: rel_l2 <= 0.02", "1: psnr >= 45"

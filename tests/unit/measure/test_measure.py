@@ -36,21 +36,21 @@ def errors_of(function: object, *inputs: Tensor, packet: str) -> tuple[NodeError
 def test_an_overflow() -> None:
     fp16, bf16 = errors_of(lambda x: x * x, torch.tensor([300.0, 2.0]), packet="mul")
     # 300^2 = 90000 is beyond 65504
-    assert (fp16.overflow, fp16.nan, fp16.cause, fp16.born) == (1, 0, "overflow", True)
+    assert (fp16.overflow, fp16.nan, fp16.cause, fp16.originates_here) == (1, 0, "overflow", True)
     assert (fp16.local_error, fp16.max_ulp, fp16.sqnr_db) == (math.inf, math.inf, -math.inf)
     # bf16 spaces by 512 there: 90000 / 512 = 175.8, so 176 * 512 = 90112; the 4 beside it is exact
     assert bf16.overflow == 0
     assert bf16.local_error == pytest.approx(112 / math.hypot(90000, 4), rel=1e-6)
     assert bf16.max_ulp == pytest.approx(112 / 512)
     assert bf16.sqnr_db == pytest.approx(20 * math.log10(math.hypot(90000, 4) / 112))
-    assert (bf16.cause, bf16.born) == ("rounding", False)
+    assert (bf16.cause, bf16.originates_here) == ("rounding", False)
 
 
 def test_an_underflow() -> None:
     fp16, bf16 = errors_of(lambda x: x * x, torch.tensor([1e-5]), packet="mul")
     # 1e-5 is 168 / 2^24 in fp16 (subnormal); its square 1e-10 is below half of 2^-24 = 6e-8
     assert (fp16.underflow, fp16.local_error, fp16.cause) == (1.0, 1.0, "underflow")
-    assert (fp16.overflow, fp16.born) == (0, False)
+    assert (fp16.overflow, fp16.originates_here) == (0, False)
     assert (bf16.underflow, bf16.cause) == (0.0, "rounding")
 
 
@@ -80,7 +80,13 @@ def test_a_literal_that_does_not_fit_one_format() -> None:
 def test_masks_of_minus_infinity_are_not_overflows() -> None:
     fp16, bf16 = errors_of(lambda x: x.masked_fill(x > 0, -math.inf), torch.tensor([1.0, -1.0]), packet="masked_fill")
     for error in (fp16, bf16):
-        assert (error.overflow, error.nan, error.local_error, error.cause, error.born) == (0, 0, 0.0, None, False)
+        assert (error.overflow, error.nan, error.local_error, error.cause, error.originates_here) == (
+            0,
+            0,
+            0.0,
+            None,
+            False,
+        )
 
 
 def test_a_dropout_that_draws_scales_what_it_keeps() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from auditor.measure.attribute import first_order
 from auditor.measure.causes import breaks, cause_of, deciding_nodes, guarding_nodes, refine_causes
-from auditor.measure.rerun import MAX_REGIONS, PLAIN, Reruns, Yardstick, chooses_otherwise, of_verdicts, regions_of
+from auditor.measure.rerun import MAX_REGIONS, PLAIN, OutputMetric, Reruns, chooses_otherwise, of_verdicts, regions_of
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import Deviation, Profile
 from auditor.numerics.metrics import relative_l2
@@ -58,11 +58,11 @@ def test_the_users_own_measure_is_asked_and_its_unit_taken_off() -> None:
         return max(float((r - c).abs().max()) for r, c in zip(reference, low, strict=True))
 
     measured = measurement_of(Function(lambda x: (x * 3.0) + 1.0), torch.tensor([[1.0, 2.0]]))
-    yardstick = Yardstick(0.5, largest, unit=10.0)
-    assert yardstick.limit == 0.05
-    off = Reruns(measured, "bf16", yardstick).error("mul", torch.tensor([[3.0, 6.5]]))
+    output_metric = OutputMetric(0.5, largest, unit=10.0)
+    assert output_metric.limit == 0.05
+    off = Reruns(measured, "bf16", output_metric).error("mul", torch.tensor([[3.0, 6.5]]))
     assert off == pytest.approx(0.5 / 10.0)
-    assert yardstick([torch.ones(2)], [torch.tensor([1.0, torch.inf])]) == (math.inf, "")
+    assert output_metric([torch.ones(2)], [torch.tensor([1.0, torch.inf])]) == (math.inf, "")
 
 
 # Causes of small, constructed errors, each name argued beside it.
@@ -251,7 +251,7 @@ def regions(model: nn.Module, *args: Tensor, flagged: Callable[[Capture], set[st
         name: {f: replace(one, isolated=float(f == fmt and name in chosen)) for f, one in by_format.items()}
         for name, by_format in first_order(measured).contributions.items()
     }
-    return tuple(regions_of(measured, contributions, Yardstick(0.01)))
+    return tuple(regions_of(measured, contributions, OutputMetric(0.01)))
 
 
 def named(*packets: str) -> Callable[[Capture], set[str]]:

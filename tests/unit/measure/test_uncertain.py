@@ -14,7 +14,7 @@ from auditor.measure import uncertain
 from auditor.measure.attribute import first_order
 from auditor.measure.calibrate import Calibration
 from auditor.measure.measure import Measurement, measure
-from auditor.measure.rerun import Reruns, Yardstick
+from auditor.measure.rerun import OutputMetric, Reruns
 from auditor.records import Contribution, Linearity
 from auditor.rulebook.verdicts import judge
 from auditor.stages import Stages
@@ -47,7 +47,7 @@ def measured_in(fmt: str, function: Callable[..., Any], *inputs: Tensor) -> Meas
 
 def attributed(measured: Measurement) -> dict[str, Contribution]:
     (fmt,) = measured.formats
-    return {name: found[fmt] for name, found in effects_of(measured, yardstick=Yardstick(BUDGET)).items()}
+    return {name: found[fmt] for name, found in effects_of(measured, output_metric=OutputMetric(BUDGET)).items()}
 
 
 def verdicts(measured: Measurement, contributions: dict[str, Contribution]) -> dict[str, str]:
@@ -217,7 +217,7 @@ def held(model: nn.Module, *inputs: Tensor, budget: float = BUDGET) -> Held:
                 return found
 
         patch.setattr(uncertain, "Reruns", Counted)
-        found, checks = uncertain.measure_uncertain(measured, first, Yardstick(budget))
+        found, checks = uncertain.measure_uncertain(measured, first, OutputMetric(budget))
     return Held(measured, first.contributions, found, checks, runs)
 
 
@@ -281,7 +281,7 @@ def test_views_of_one_value_are_told_of_by_one_run() -> None:
     measured = measurement_of(function, normal(4, 8))
     first = first_order(measured)
     with Stages(lambda stage, detail, *_: ticks.append(detail))("measure", ""):
-        found, _ = uncertain.measure_uncertain(measured, first, Yardstick(1e-5))
+        found, _ = uncertain.measure_uncertain(measured, first, OutputMetric(1e-5))
     views = [name for name in measured.capture.nodes if name.startswith(("view", "transpose", "unsqueeze"))]
     assert len(views) == 3
     assert {found[name]["bf16"].decided_by for name in views} == {"re-run"}

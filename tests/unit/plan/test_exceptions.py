@@ -19,7 +19,7 @@ from auditor.verify.running import run_patched
 from tests.support.capturing import Function
 from tests.support.flat_models import LARGE, FlatBlock
 from tests.support.patching import plan as planned
-from tests.support.planning import bench_of
+from tests.support.planning import planning_of
 from tests.support.problems import captured, problem_of
 from tests.support.replaying import Model
 from tests.support.small_models import MODELS
@@ -50,7 +50,7 @@ def unsafe() -> nn.Module:
 def test_unsafe_functions_beside_products_are_offered(
     build: Any, inputs: tuple[Tensor, ...], strategy: str, expected: Mapping[str, set[str]]
 ) -> None:
-    problem = bench_of(seeded(build), *inputs, formats=("fp16",)).problem(strategy, "fp16")
+    problem = planning_of(seeded(build), *inputs, formats=("fp16",)).problem(strategy, "fp16")
     assert problem.exceptions == expected
 
 
@@ -98,7 +98,7 @@ def dear() -> nn.Module:
 
 
 def test_nothing_is_offered_where_products_are_dear_and_nothing_is_unsafe() -> None:
-    problem = bench_of(seeded(dear), normal(8, 32), formats=("bf16",)).problem("autocast", "bf16")
+    problem = planning_of(seeded(dear), normal(8, 32), formats=("bf16",)).problem("autocast", "bf16")
     verdicts = {name: problem.verdicts[name].verdict for name in ("matmul", "linear")}
     assert set(verdicts.values()) == {"sensitive"}
     assert problem.exceptions == {}

@@ -128,7 +128,7 @@ FINE, LARGE = (torch.ones(4),), (torch.full((4,), 300.0),)
 
 
 @pytest.fixture(scope="module")
-def bench() -> Any:
+def planning() -> Any:
     model = Function(lambda x: (x * x).relu())
     capture = captured(model, *FINE).capture
     batches = [(FINE, {}), (LARGE, {})]
@@ -136,29 +136,29 @@ def bench() -> Any:
     return SimpleNamespace(capture=capture, subject=subject, checks=batches, replay_batches=batches, max_error=0.2)
 
 
-def all_low(bench, fmt, precision=""):
-    return Policy(bench.capture, "cast", plain(precision or fmt), fmt)
+def all_low(planning, fmt, precision=""):
+    return Policy(planning.capture, "cast", plain(precision or fmt), fmt)
 
 
-def test_the_batch_that_shows_it_is_looked_for(bench):
-    first = locate_nonfinite(bench, all_low(bench, "fp16"))
+def test_the_batch_that_shows_it_is_looked_for(planning):
+    first = locate_nonfinite(planning, all_low(planning, "fp16"))
     assert (first.op, first.value, first.cause) == ("aten.mul.Tensor", "Inf", "overflow")
     assert first.batch == 2
 
 
-def test_a_replay_that_is_finite_has_none(bench):
-    assert judge_replay(bench, 0.1, all_low(bench, "fp16")) == Verification(0.1, True)
-    ran = judge_replay(bench, math.nan, all_low(bench, "fp16"))
+def test_a_replay_that_is_finite_has_none(planning):
+    assert judge_replay(planning, 0.1, all_low(planning, "fp16")) == Verification(0.1, True)
+    ran = judge_replay(planning, math.nan, all_low(planning, "fp16"))
     assert (ran.measured_error, ran.finite, ran.nonfinite) == (
         None,
         False,
-        locate_nonfinite(bench, all_low(bench, "fp16")),
+        locate_nonfinite(planning, all_low(planning, "fp16")),
     )
 
 
 @pytest.mark.parametrize(("fmt", "precision"), [("bf16", ""), ("fp16", "fp32")])
-def test_a_run_that_the_graph_does_not_show_has_none(bench, fmt, precision):
-    assert locate_nonfinite(bench, all_low(bench, fmt, precision)) is None
+def test_a_run_that_the_graph_does_not_show_has_none(planning, fmt, precision):
+    assert locate_nonfinite(planning, all_low(planning, fmt, precision)) is None
 
 
 # The one search: predictions propose, replays dispose.

@@ -13,7 +13,7 @@ from auditor.plan.problem import Problem
 from auditor.records import Audit, Plan
 from auditor.records.paths import FP32_OUTPUT, function_in
 from tests.support.capturing import Function
-from tests.support.planning import bench_of
+from tests.support.planning import planning_of
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
@@ -109,7 +109,7 @@ def test_where_the_next_product_rounds_its_inputs_an_fp32_output_is_of_no_use() 
 def test_it_costs_a_low_product_that_writes_four_bytes() -> None:
     """[64, 256] @ [256, 512] + [512]: 64 x 256 + 256 x 512 + 512 numbers of 2 bytes are read, 64 x 512 of 4 written."""
     model = seeded(lambda: Model(lambda m, x: m.layer(x), layer=nn.Linear(256, 512)))
-    problem = bench_of(model, normal(64, 256), formats=("bf16",)).problem("autocast", "bf16")
+    problem = planning_of(model, normal(64, 256), formats=("bf16",)).problem("autocast", "bf16")
     (path,) = problem.products
     low, wide, high = (problem.evaluate(some) for some in ((), (path,), ("layer",)))
     read, written, bandwidth = 64 * 256 + 256 * 512 + 512, 64 * 512, 2039e9
@@ -127,6 +127,6 @@ def test_functions_whose_products_are_in_several_modules_are_left_out() -> None:
     inner = Function(lambda x: x @ x.mT)
     model = Model(lambda m, x: m.inner(x @ x) @ m.weight + m.layer(x), inner=inner, layer=nn.Linear(8, 8))
     model.weight = nn.Parameter(normal(8, 8))
-    problem = bench_of(model, normal(8, 8), formats=("bf16",)).problem("autocast", "bf16")
+    problem = planning_of(model, normal(8, 8), formats=("bf16",)).problem("autocast", "bf16")
     names = {path.removesuffix(FP32_OUTPUT) for path in problem.products}
     assert names == {function_in("inner", "matmul"), function_in("layer", "linear")}

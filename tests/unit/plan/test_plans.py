@@ -15,14 +15,14 @@ from auditor.execution.policy import Policy, choice_from_scopes, choice_keeping
 from auditor.plan import all_low
 from auditor.plan import plans as module
 from auditor.plan.all_low import run_all_low
+from auditor.plan.context import PlanningContext
 from auditor.plan.modules import merge_alike
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
-from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Reason
 from auditor.records.paths import FP32_OUTPUT, function_in
 from tests.support.capturing import Function
-from tests.support.planning import Foretold, bench_of, kept, lowered, planner_of
+from tests.support.planning import Foretold, kept, lowered, planner_of, planning_of
 from tests.support.replaying import Model
 from tests.support.small_models import Deep
 from tests.support.subjects import FORMATS, normal, seeded
@@ -41,13 +41,13 @@ def overflowing() -> nn.Module:
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Policy]:
     """What was replayed."""
-    found, error = list[Policy](), Workbench.replay
+    found, error = list[Policy](), PlanningContext.replay
 
-    def counted(self: Workbench, batches: Any, how: Policy) -> float:
+    def counted(self: PlanningContext, batches: Any, how: Policy) -> float:
         found.append(how)
         return error(self, batches, how)
 
-    monkeypatch.setattr(Workbench, "replay", counted)
+    monkeypatch.setattr(PlanningContext, "replay", counted)
     return found
 
 
@@ -62,11 +62,11 @@ def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replay
 
 
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
-    bench = bench_of(seeded(overflowing), normal(4, 16) * 100, strategies=("cast",))
-    assert "unsafe" in {each["fp16"].verdict for each in bench.judged.verdicts.values()}
-    baselines = run_all_low(bench).runs
+    planning = planning_of(seeded(overflowing), normal(4, 16) * 100, strategies=("cast",))
+    assert "unsafe" in {each["fp16"].verdict for each in planning.judged.verdicts.values()}
+    baselines = run_all_low(planning).runs
     assert not baselines["cast_fp16"].finite
-    plans = Planner(bench, baselines).plans()
+    plans = Planner(planning, baselines).plans()
     assert "fp32" in {choice.precision for choice in plans["cast_fp16"].scopes.values()}
     assert "fp32" not in {choice.precision for choice in plans["cast_bf16"].scopes.values()}
 
@@ -74,9 +74,9 @@ def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
 def test_an_artefact_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran, verify = list[Plan](), module.verify
 
-    def counted(bench: Any, plans: dict[str, Plan]) -> dict[str, Plan]:
+    def counted(planning: Any, plans: dict[str, Plan]) -> dict[str, Plan]:
         ran.extend(plans.values())
-        return verify(bench, plans)
+        return verify(planning, plans)
 
     monkeypatch.setattr(module, "verify", counted)
     monkeypatch.setattr(all_low, "verify", counted)
@@ -88,8 +88,8 @@ def test_an_artefact_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_another_strategy_chose_is_taken_where_it_is_better_and_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
-    planner = planner_of(bench)
+    planning = planning_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
+    planner = planner_of(planning)
     spaces = {name: Foretold(space.problem, 0.5) for name, space in planner.spaces.items()}
     planner.spaces = dict(spaces)
     found = {id(spaces["autocast_bf16"]): spaces["autocast_bf16"].low}
@@ -150,12 +150,12 @@ def square(width: int) -> nn.Linear:
 def test_a_value_that_is_cast_for_some_of_its_readers_adds_error_only_through_these(
     forward: Callable[..., Tensor], strategy: str, kept: tuple[str, ...], fmt: str
 ) -> None:
-    bench = bench_of(
+    planning = planning_of(
         seeded(lambda: Model(forward, products=layers(square), norms=layers(nn.LayerNorm))), normal(256, 32)
     )
-    problem = bench.problem(strategy, fmt)
-    chosen, whole = problem.evaluate(kept), bench.problem("cast", fmt).evaluate(())
-    ran = bench.replay(bench.checks, problem.policy_for(choice_keeping(chosen.high, fmt)))
+    problem = planning.problem(strategy, fmt)
+    chosen, whole = problem.evaluate(kept), planning.problem("cast", fmt).evaluate(())
+    ran = planning.replay(planning.checks, problem.policy_for(choice_keeping(chosen.high, fmt)))
     assert chosen.predicted_error == pytest.approx(ran, rel=0.2)
     assert chosen == whole or whole.predicted_error > 10 * ran
 
@@ -172,17 +172,17 @@ def test_runs_split_an_effect_by_readers_as_first_order_does() -> None:
 
 def test_pairs_of_scopes_and_sums_in_fp32_count_only_what_is_read_low() -> None:
     model = seeded(lambda: Model(post_norm, products=layers(square), norms=layers(nn.LayerNorm)))
-    bench = bench_of(model, normal(256, 32), max_error=1e-3)
-    assert bench.judged.verdicts["add"]["bf16"].verdict == "unsafe"  # with both of its inputs rounded
-    assert bench.problem("autocast", "bf16").evaluate(()).feasible
-    cast, _ = bench.problem("cast", "bf16").energy.pairs["norms.0", "products.1"]
-    assert 0 < math.sqrt(cast) < 0.1 * bench.contributions["bf16"]["layer_norm"].cast
+    planning = planning_of(model, normal(256, 32), max_error=1e-3)
+    assert planning.judged.verdicts["add"]["bf16"].verdict == "unsafe"  # with both of its inputs rounded
+    assert planning.problem("autocast", "bf16").evaluate(()).feasible
+    cast, _ = planning.problem("cast", "bf16").energy.pairs["norms.0", "products.1"]
+    assert 0 < math.sqrt(cast) < 0.1 * planning.contributions["bf16"]["layer_norm"].cast
 
 
 # Reasons add up: what is called affordable is lowered and the budget holds, what is called over the budget breaks it.
 
 
-Planned = tuple[Workbench, dict[str, Plan]]
+Planned = tuple[PlanningContext, dict[str, Plan]]
 MOST = 8
 """Modules of a kind that are lowered, a plan."""
 
@@ -222,13 +222,13 @@ MODELS = {
 )
 def planned_of(request: pytest.FixtureRequest) -> Planned:
     model, inputs, budget = MODELS[request.param]
-    bench = bench_of(seeded(model), *inputs, formats=FORMATS, max_error=budget)
-    return bench, planner_of(bench).plans()
+    planning = planning_of(seeded(model), *inputs, formats=FORMATS, max_error=budget)
+    return planning, planner_of(planning).plans()
 
 
-def problems(bench: Workbench, plans: dict[str, Plan]) -> Iterator[tuple[Plan, Problem]]:
+def problems(planning: PlanningContext, plans: dict[str, Plan]) -> Iterator[tuple[Plan, Problem]]:
     for plan in plans.values():
-        yield plan, bench.problem(plan.strategy, plan.format)
+        yield plan, planning.problem(plan.strategy, plan.format)
 
 
 def by_kind(plan: Plan, *kinds: str) -> list[str]:
@@ -236,54 +236,54 @@ def by_kind(plan: Plan, *kinds: str) -> list[str]:
 
 
 def test_every_module_and_operation_that_is_not_low_has_one_reason(planned_of: Planned) -> None:
-    bench, plans = planned_of
-    for plan, problem in problems(bench, plans):
+    planning, plans = planned_of
+    for plan, problem in problems(planning, plans):
         resolution = problem.resolve(choice_from_scopes(plan.scopes))
         named = [path for reason in plan.reasons for path in reason.modules]
         assert len(named) == len(set(named))
         operations = [name for reason in plan.reasons for name in reason.operations]
         assert len(operations) == len(set(operations))
-        for name, node in bench.capture.nodes.items():
+        for name, node in planning.capture.nodes.items():
             low = resolution.low(name) or (not node.floating and resolution.touches_low(name))
             assert low == (name not in operations and node.owner not in named), (plan.name, name)
         assert all(reason.words for reason in plan.reasons)
 
 
 def test_what_is_affordable_holds_the_budget_and_what_is_over_it_breaks_it(planned_of: Planned) -> None:
-    bench, plans = planned_of
-    for plan, problem in problems(bench, plans):
+    planning, plans = planned_of
+    for plan, problem in problems(planning, plans):
         if not plan.is_verified:
             continue
         for path in by_kind(plan, "no-gain", "margin")[:MOST]:
-            found = lowered(bench, problem, plan, [path])
+            found = lowered(planning, problem, plan, [path])
             assert found.is_verified, (plan.name, path, found.measured_error, found.verification)
         for path in by_kind(plan, "budget"):
-            found = lowered(bench, problem, plan, [path])
+            found = lowered(planning, problem, plan, [path])
             assert not found.is_verified, (plan.name, path, found.measured_error)
 
 
 def test_what_they_add_is_what_a_run_adds(planned_of: Planned) -> None:
-    bench, plans = planned_of
-    for plan, problem in problems(bench, plans):
+    planning, plans = planned_of
+    for plan, problem in problems(planning, plans):
         for reason in plan.reasons if plan.is_verified else ():
             if not reason.ran or reason.adds is None:
                 continue
             paths = (*reason.modules, *reason.functions)
-            runs = [lowered(bench, problem, plan, [path]) for path in paths[:FEW]]
+            runs = [lowered(planning, problem, plan, [path]) for path in paths[:FEW]]
             added = max(found.measured_error - plan.measured_error for found in runs)
             if len(paths) <= FEW:
                 assert added == pytest.approx(reason.adds, abs=2e-5)
             assert added <= reason.adds + 2e-5
-            assert reason.left == pytest.approx(bench.max_error - plan.measured_error, abs=2e-5)
+            assert reason.left == pytest.approx(planning.max_error - plan.measured_error, abs=2e-5)
 
 
 def test_what_must_stay_at_least_runs_and_holds(planned_of: Planned) -> None:
-    bench, plans = planned_of
-    for plan, problem in problems(bench, plans):
+    planning, plans = planned_of
+    for plan, problem in problems(planning, plans):
         assert set(plan.least) <= set(plan.kept_modules)
         if plan.is_verified:
             outputs = [function_in(path, name) for path, name in plan.exceptions if name.endswith(FP32_OUTPUT)]
-            found = kept(bench, problem, plan, [*plan.least, *outputs])
+            found = kept(planning, problem, plan, [*plan.least, *outputs])
             assert found.is_verified, (plan.name, plan.least, found.measured_error, found.verification)
 
 

@@ -23,9 +23,9 @@ from auditor.errors import PlanError
 from auditor.flow import run
 from auditor.loading.subject import from_object
 from auditor.measure.layers import change_of
-from auditor.measure.rerun import Yardstick
+from auditor.measure.rerun import OutputMetric
 from auditor.numerics.schemes import SCHEMES
-from auditor.plan.choices import Choice, Group, Run, Search, Verified
+from auditor.plan.choices import Choice, ChoiceRun, Group, Search, Verified
 from auditor.plan.costs import Cost, quantized_seconds
 from auditor.plan.quantized import QuantizedPlans
 from auditor.plan.search import MARGIN
@@ -392,7 +392,7 @@ def problem(seed: int, cancel: float) -> tuple[list[Group], dict[tuple[int, str]
     return groups, changes, 0.03 * math.exp(draw.gauss(0, 0.5))
 
 
-def searching(groups: list[Group], schemes: tuple[str, ...], measure: Callable[[Choice], Run]) -> Search:
+def searching(groups: list[Group], schemes: tuple[str, ...], measure: Callable[[Choice], ChoiceRun]) -> Search:
     """A search that has measured and accepted only the choice of 16 bits for every group."""
     kept = ("",) * len(groups)
     return Search(groups, schemes, measure, {kept: measure(kept)}, {kept: Verified("emulation", 0.0, 0.0, 0.0)})
@@ -404,12 +404,12 @@ def test_the_search_is_as_good_as_trying_all_choices(seed: int, cancel: float) -
     groups, changes, limit = problem(seed, cancel)
     bend = torch.randn(7, 7, 16, generator=torch.Generator().manual_seed(seed)) * 0.1
 
-    def measure(choice: tuple[str, ...]) -> Run:
+    def measure(choice: tuple[str, ...]) -> ChoiceRun:
         used = {i: changes[i, s] for i, s in enumerate(choice) if s}
         change = sum(used.values(), torch.zeros(16))
         for i, j in itertools.combinations(used, 2):  # layers in a row change each other's errors
             change = change + bend[i, j] * (used[i].norm() * used[j].norm()).sqrt() / 4
-        return Run(float(change.norm()), change[None])
+        return ChoiceRun(float(change.norm()), change[None])
 
     search = searching(groups, ("fp8", "nvfp4"), measure)
     found = search.best(limit)
@@ -419,7 +419,7 @@ def test_the_search_is_as_good_as_trying_all_choices(seed: int, cancel: float) -
     assert search.spent <= 14 + 48  # each option by itself, then choices
 
 
-Measure = Callable[[Choice], Run]
+Measure = Callable[[Choice], ChoiceRun]
 
 
 def additive(alone: Tensor, elements: Sequence[int]) -> tuple[list[Group], Measure]:
@@ -429,9 +429,9 @@ def additive(alone: Tensor, elements: Sequence[int]) -> tuple[list[Group], Measu
         for i, (size, one) in enumerate(zip(elements, alone, strict=True))
     ]
 
-    def measure(choice: tuple[str, ...]) -> Run:
+    def measure(choice: tuple[str, ...]) -> ChoiceRun:
         change = torch.tensor([float(bool(scheme)) for scheme in choice]) @ alone
-        return Run(float(change.norm()), change[None])
+        return ChoiceRun(float(change.norm()), change[None])
 
     return groups, measure
 
@@ -472,9 +472,9 @@ def test_changes_that_cancel_are_predicted_to_cancel(singles: int, monkeypatch: 
 
 @pytest.mark.parametrize("error", [math.inf, math.nan])
 def test_a_scheme_whose_run_fails_is_not_chosen(error: float) -> None:
-    def measure(choice: tuple[str, ...]) -> Run:
+    def measure(choice: tuple[str, ...]) -> ChoiceRun:
         change = 0.1 * bool(choice[0])
-        return Run(error, torch.zeros(0)) if choice[1] else Run(change, torch.tensor([[change]]))
+        return ChoiceRun(error, torch.zeros(0)) if choice[1] else ChoiceRun(change, torch.tensor([[change]]))
 
     groups = [Group((str(i),), 10, {"fp8": 0.01}) for i in range(2)]
     search = searching(groups, ("fp8",), measure)
@@ -487,9 +487,9 @@ def test_a_scheme_whose_run_fails_is_not_chosen(error: float) -> None:
 def test_the_norm_of_a_change_is_the_error_and_changes_add_up(criterion: str, length: int) -> None:
     generator = torch.Generator().manual_seed(0)
     reference, *moved = torch.randn(5, 4, length, generator=generator)
-    by = Yardstick(0.1)
+    by = OutputMetric(0.1)
     if criterion:
-        by = Yardstick(1.0, Criteria(validate(Settings, {"criteria": criterion}).criteria, 0.1, ("output",)))
+        by = OutputMetric(1.0, Criteria(validate(Settings, {"criteria": criterion}).criteria, 0.1, ("output",)))
     small = [reference + 1e-4 * x for x in moved]
     changes = [change_of([reference], [x], by) for x in small]
     for x, found in zip(small, changes, strict=True):
@@ -600,10 +600,10 @@ def test_of_equal_bits_and_times_the_mixed_plan_has_the_smallest_error() -> None
 def test_a_mixed_plan_exchanges_schemes_of_equal_bits_for_more_accurate_ones() -> None:
     groups = [Group((str(i),), 10, {"fp8": 0.01, "int8": 0.01}) for i in range(2)]
 
-    def measure(choice: Choice) -> Run:
+    def measure(choice: Choice) -> ChoiceRun:
         worse = ("fp8", "int8")  # the less accurate scheme of each group
         change = torch.tensor([[0.15 if s == bad else 0.05 * bool(s) for s, bad in zip(choice, worse, strict=True)]])
-        return Run(float(change.norm()), change)
+        return ChoiceRun(float(change.norm()), change)
 
     search = searching(groups, ("fp8", "int8"), measure)
     assert search.more_accurate(("fp8", "fp8")) == ("int8", "fp8")
@@ -644,7 +644,7 @@ def test_only_choices_that_ran_are_called_tested(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         QuantizedPlans,
         "run",
-        lambda self, schemes, batches, by="emulation": Run(
+        lambda self, schemes, batches, by="emulation": ChoiceRun(
             math.inf if any(schemes.values()) else 0.0, torch.zeros(1, 4096)
         ),
     )

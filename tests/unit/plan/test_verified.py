@@ -15,16 +15,16 @@ from auditor.cli import main
 from auditor.criteria.budget import unit_of
 from auditor.isolation.process import flags, ieee
 from auditor.measure.noise import FP32Runs
-from auditor.measure.rerun import Yardstick
+from auditor.measure.rerun import OutputMetric
 from auditor.numerics.metrics import output_error
 from auditor.plan.all_low import run_all_low
+from auditor.plan.context import PlanningContext
 from auditor.plan.verified import judge_answers, today_of
-from auditor.plan.workbench import Workbench
 from auditor.records import Noise, Plan, Program, ScopeChoice, TimeAndMemory, Times, Verification
 from auditor.verify import running
 from auditor.verify.running import Answers, compare_times
 from tests.support.capturing import Function
-from tests.support.planning import bench_of
+from tests.support.planning import planning_of
 from tests.support.replaying import Model
 from tests.support.small_models import Mlp
 from tests.support.subjects import normal, seeded
@@ -33,9 +33,9 @@ ROOT = {"": ScopeChoice("fp16")}
 BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, Verification(0.002, True))
 
 
-def bench_with(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> Workbench:
+def bench_with(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> PlanningContext:
     noise = Noise(error=2.0**-30, floor=3 * 2.0**-30)
-    return bench(yardstick=Yardstick(0.01, distance), noise=FP32Runs(noise))
+    return planning(output_metric=OutputMetric(0.01, distance), noise=FP32Runs(noise))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def bench_with(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor
 )
 def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bool) -> None:
     remaining = iter(errors)
-    bench = bench_with(lambda reference, candidate: next(remaining))
+    planning = bench_with(lambda reference, candidate: next(remaining))
     outputs = Answers([[torch.ones(1)] for _ in errors])
-    plan = judge_answers(bench, replace(BASE, verification=None), outputs, outputs)
+    plan = judge_answers(planning, replace(BASE, verification=None), outputs, outputs)
     assert plan.is_verified is verified
     if verified:
         assert plan.measured_error == max(errors)
@@ -89,12 +89,14 @@ def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:
 
 
 def test_a_program_that_raises_with_gradients_alone_is_for_inference_and_another_plan_has_failed() -> None:
-    bench, output = bench_with(output_error), [[torch.ones(1)]]
+    planning, output = bench_with(output_error), [[torch.ones(1)]]
     answer = Answers(output, ungraded="RuntimeError: no")
-    failed = judge_answers(bench, BASE, Answers(output, output[0]), answer)
+    failed = judge_answers(planning, BASE, Answers(output, output[0]), answer)
     assert not failed.is_verified
     assert failed.verification.failure == "with gradients enabled, RuntimeError: no"
-    program = judge_answers(bench, replace(BASE, program=Program("p.pt2", 1, 1, 0)), Answers(output, output[0]), answer)
+    program = judge_answers(
+        planning, replace(BASE, program=Program("p.pt2", 1, 1, 0)), Answers(output, output[0]), answer
+    )
     assert program.is_verified
     assert program.verification.ungraded == "RuntimeError: no"
     assert "for inference only: with gradients enabled the program raises RuntimeError: no" in " ".join(
@@ -176,12 +178,12 @@ def test_the_emitted_file_is_timed_in_a_process_of_its_own_under_flags_that_its_
 # What plans are made from: reference answers that are run once, and problems by strategy and format.
 
 
-def bench(**changes: Any) -> Workbench:
-    return replace(bench_of(Function(lambda x: x + 1), torch.zeros(2)), **changes)
+def planning(**changes: Any) -> PlanningContext:
+    return replace(planning_of(Function(lambda x: x + 1), torch.zeros(2)), **changes)
 
 
 def test_references_are_run_once_per_batch() -> None:
-    found = bench()
+    found = planning()
     batch = found.subject.batches[0]
     first = found.reference(batch)
     assert first[0].tolist() == [1.0, 1.0]
@@ -189,9 +191,9 @@ def test_references_are_run_once_per_batch() -> None:
 
 
 def test_a_plan_may_err_by_the_budget_or_by_what_is_no_error_here() -> None:
-    assert bench().max_error == 0.01
-    assert bench(noise=FP32Runs(Noise(error=0.001, floor=0.003))).max_error == 0.01
-    assert bench(noise=FP32Runs(Noise(error=0.01, floor=0.03))).max_error == 0.03
+    assert planning().max_error == 0.01
+    assert planning(noise=FP32Runs(Noise(error=0.001, floor=0.003))).max_error == 0.01
+    assert planning(noise=FP32Runs(Noise(error=0.01, floor=0.03))).max_error == 0.03
 
 
 def largest(reference: Sequence[Tensor], low: Sequence[Tensor]) -> float:
@@ -262,17 +264,17 @@ def noting() -> nn.Module:
     return Model(forward, lin=nn.Linear(4, 4))
 
 
-def bench_beside(model: nn.Module, *held_out: Tensor, formats: Sequence[str] = ("bf16",)) -> Workbench:
-    bench = bench_of(model, normal(3, 4), formats=formats)
-    subject = replace(bench.subject, held_out=tuple(((x,), {}) for x in held_out))
-    return replace(bench, subject=subject, yardstick=Yardstick(0.01))
+def bench_beside(model: nn.Module, *held_out: Tensor, formats: Sequence[str] = ("bf16",)) -> PlanningContext:
+    planning = planning_of(model, normal(3, 4), formats=formats)
+    subject = replace(planning.subject, held_out=tuple(((x,), {}) for x in held_out))
+    return replace(planning, subject=subject, output_metric=OutputMetric(0.01))
 
 
 def test_the_model_itself_is_run_low_on_every_check_whatever_its_shape() -> None:
     model = seeded(noting)
-    bench = bench_beside(model, normal(2, 4), normal(5, 4))
+    planning = bench_beside(model, normal(2, 4), normal(5, 4))
     SEEN.clear()
-    found = run_all_low(bench).runs
+    found = run_all_low(planning).runs
     low = [seen for seen in SEEN if seen[2] is not torch.float32]
     assert low == [
         (2, torch.float32, torch.bfloat16),
@@ -309,10 +311,10 @@ def test_fp32_as_the_caller_has_it_set_is_a_row_where_it_differs() -> None:
 
 
 def test_fp32_as_it_is_set_is_no_row_where_it_is_the_same() -> None:
-    bench = replace(bench_beside(seeded(noting)), flags={**flags(), "mkldnn.matmul.fp32_precision": "ieee"})
+    planning = replace(bench_beside(seeded(noting)), flags={**flags(), "mkldnn.matmul.fp32_precision": "ieee"})
     SEEN.clear()
-    assert today_of(bench) is None and not SEEN  # nothing else is allowed, so nothing is run
-    assert today_of(replace(bench, flags=ALLOWED)) is None and SEEN
+    assert today_of(planning) is None and not SEEN  # nothing else is allowed, so nothing is run
+    assert today_of(replace(planning, flags=ALLOWED)) is None and SEEN
 
 
 def test_fp32_that_fails_as_it_is_set_says_so() -> None:

@@ -78,7 +78,7 @@ def _format_facts(
     isolated = local * rng.uniform(0.02, 0.6) * (4 if "softmax" in op else 1)
     contribution = Contribution(isolated, isolated * 0.7, isolated * 0.3)
     if overflows and fp16:
-        error = NodeError(math.inf, math.inf, None, 12, 0, 0.0, 0.0, None, None, None, "overflow", born=True)
+        error = NodeError(math.inf, math.inf, None, 12, 0, 0.0, 0.0, None, None, None, "overflow", originates_here=True)
         verdict = Verdict("unsafe", "alone it turns 12 finite values into Inf", "range")
         return error, Contribution(math.inf, math.inf, 0.0, "re-run"), verdict
     propagated = math.inf if fp16 and depth > 0.6 else local * (1 + 12 * depth)

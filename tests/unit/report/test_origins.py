@@ -25,7 +25,7 @@ def said(audit) -> list[str]:
 
 def test_the_same_birth_in_identical_blocks_is_told_once():
     audit = make_audit(60)
-    refused = NodeError(unsupported="no kernel", cause="unsupported", born=True)
+    refused = NodeError(unsupported="no kernel", cause="unsupported", originates_here=True)
     softmax = "aten.softmax.int"
     nodes = tuple(replace(r, errors={**r.errors, "fp16": refused}) if r.node.op == softmax else r for r in audit.nodes)
     blocks = sum(r.node.op == softmax for r in nodes)
@@ -67,7 +67,7 @@ def test_the_share_of_an_operation_follows_from_the_effect_beside_it():
 )
 def test_a_birth_says_which_strategies_never_run_it(exposed: tuple[str, ...], remark: str):
     audit = make_audit(8)
-    refused = NodeError(unsupported="no kernel", cause="unsupported", born=True)
+    refused = NodeError(unsupported="no kernel", cause="unsupported", originates_here=True)
     row = replace(audit.nodes[2], errors={"fp16": refused}, exposed={"fp16": exposed})
     (one,) = (text for text in said(replace(audit, nodes=(row,))) if "no kernel" in text)
     assert one == f"linear in `blocks.0.attn.qkv` (`model.py:21`) raises an error on FP16 inputs: no kernel.{remark}"
@@ -181,7 +181,7 @@ def test_the_cause_of_nan_names_the_rules_that_explain_it(
 def test_a_constant_that_does_not_fit_is_an_error_and_no_value_that_appears():
     audit = make_audit(20)
     said_of_it = "masked_fill has the constant -1e+09, outside the range of FP16 (±65504)"
-    refused = NodeError(unsupported=said_of_it, cause="literal", born=True)
+    refused = NodeError(unsupported=said_of_it, cause="literal", originates_here=True)
     first, *others = audit.nodes
     first = replace(first, errors={**first.errors, "fp16": refused})
     texts = said(replace(audit, nodes=(first, *others)))

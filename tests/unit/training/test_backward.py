@@ -121,10 +121,10 @@ def test_the_heaviest_operations_are_run_again(monkeypatch: pytest.MonkeyPatch) 
     step = stepped(Scaled(1.0, Tensor.square), torch.tensor([1 + U / 2]), torch.tensor([1.0]))
     tested = backward_errors(step, ("bf16",))
     heaviest = max(tested, key=lambda name: tested[name]["bf16"].weight)
-    monkeypatch.setattr(backward, "RERUNS", 1)
+    monkeypatch.setattr(backward, "MAX_RERUNS", 1)
     found, _ = backward_nodes(step, ("bf16",))
     assert [node.name for node in found if node.contributions] == [heaviest]
-    monkeypatch.setattr(backward, "RERUNS", 64)
+    monkeypatch.setattr(backward, "MAX_RERUNS", 64)
     monkeypatch.setattr(backward, "FEWEST", 2)
     monkeypatch.setattr(backward, "ELEMENTS", 1)
     assert sum(bool(node.contributions) for node in backward_nodes(step, ("bf16",))[0]) == 2

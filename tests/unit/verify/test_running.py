@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from auditor.artefact.applying import apply_plan
 from auditor.records import TimeAndMemory
 from auditor.verify import running
-from auditor.verify.running import FEWEST, WARM_UP, Answers, Runs, clock, peak, run_patched, time_forward
+from auditor.verify.running import FEWEST, WARM_UP, Answers, ModelRuns, clock, peak, run_patched, time_forward
 from tests.support import small_models
 from tests.support.replaying import Model
 from tests.support.small_models import moody
@@ -65,7 +65,7 @@ def test_every_batch_takes_its_own_path() -> None:
 
 
 def answers_of(model: nn.Module, batches: Any, gradients: bool = True) -> Answers | str:
-    return Runs(lambda plan: nullcontext(model), batches, gradients=gradients).answers("plan")
+    return ModelRuns(lambda plan: nullcontext(model), batches, gradients=gradients).answers("plan")
 
 
 def test_the_first_batch_is_run_with_gradients_too() -> None:
@@ -197,6 +197,6 @@ class Counted(nn.Linear):
 def test_a_native_run_repeats_the_model_only_to_enable_gradients(gradients: bool) -> None:
     Counted.calls.clear()
     model = Counted(4, 4)
-    runs = Runs(lambda plan: nullcontext(model), [((torch.ones(2, 4),), {})], gradients=gradients)
+    runs = ModelRuns(lambda plan: nullcontext(model), [((torch.ones(2, 4),), {})], gradients=gradients)
     assert runs.natively("cast_fp16") == ""
     assert Counted.calls == ([False, True] if gradients else [False])

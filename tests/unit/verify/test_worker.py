@@ -22,7 +22,7 @@ from auditor.score import ScoreResult
 from auditor.stages import Stages
 from auditor.verify.artefact import Verifier, read
 from auditor.verify.loaders import ProgramModule, in_hand, load_program, patch_model
-from auditor.verify.running import FP32, Answers, Runs
+from auditor.verify.running import FP32, Answers, ModelRuns
 from auditor.verify.worker import write
 from tests.support.replaying import Model
 
@@ -45,8 +45,8 @@ def of_ones() -> nn.Linear:
     return found
 
 
-def runs(module: Any, model: nn.Module) -> Runs:
-    return Runs(partial(patch_model, model, module.PLANS, module.apply), [BATCH], gradients=True)
+def runs(module: Any, model: nn.Module) -> ModelRuns:
+    return ModelRuns(partial(patch_model, model, module.PLANS, module.apply), [BATCH], gradients=True)
 
 
 def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
@@ -159,9 +159,9 @@ def test_a_fresh_process_gives_what_a_run_by_hand_does_and_raising_costs_the_pla
     (here / "scratch").mkdir()
     told: list[str] = []
     with Verifier([((torch.ones(1, 4),), {})], here / "scratch") as verifier:
-        raised = verifier.ask(file, names[1:] + names[:1], partial(Runs.score, scoring=f"{source}:by_dtype"))
+        raised = verifier.ask(file, names[1:] + names[:1], partial(ModelRuns.score, scoring=f"{source}:by_dtype"))
         with Stages(lambda stage, detail, *_: told.append(detail))("scores", ""):
-            found = verifier.ask(file, names, partial(Runs.score, scoring=f"{source}:means"))
+            found = verifier.ask(file, names, partial(ModelRuns.score, scoring=f"{source}:means"))
     assert str(raised["autocast_fp16"]).startswith("the function raised ValueError: in half (scored_net.py:")
     assert raised["autocast_bf16"] == raised[FP32] == ScoreResult((1.0,), True, 1)
     torch.manual_seed(0)
@@ -181,7 +181,7 @@ def test_a_fresh_process_gives_what_a_run_by_hand_does_and_raising_costs_the_pla
 
 def run(folder: Path, plan: str, x: Tensor, gradients: bool = False) -> Answers | str:
     """What the file of a plan answers."""
-    return Runs(partial(load_program, folder, "cpu"), [((x,), {})], gradients=gradients).answers(plan)
+    return ModelRuns(partial(load_program, folder, "cpu"), [((x,), {})], gradients=gradients).answers(plan)
 
 
 def test_a_model_in_hand_follows_a_plan_for_a_while_and_none_that_nobody_knows() -> None:

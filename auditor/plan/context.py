@@ -20,13 +20,13 @@ from ..emulation.emulate import Emulation
 from ..emulation.intercept import intercept
 from ..execution.execute import Executor
 from ..execution.policy import Policy, plain
-from ..isolation.answer import answer
 from ..isolation.members import size_of
 from ..isolation.outputs import tensor_outputs
 from ..isolation.process import Flags
+from ..isolation.run_model import run_model
 from ..measure.calibrate import Calibration
 from ..measure.noise import FP32Runs, without_noise
-from ..measure.rerun import Yardstick
+from ..measure.rerun import OutputMetric
 from ..numerics.formats import DEFAULT
 from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject
 from ..rulebook.verdicts import Judgement
@@ -34,7 +34,7 @@ from ..settings import Settings
 from ..stages import beat
 from ..verify.artefact import NotHandedOver, Verifier
 from ..verify.loaders import PROGRAM, in_hand, load_program
-from ..verify.running import FP32, Load, Question, Runs
+from ..verify.running import FP32, Load, ModelRuns, Question
 from .costs import Cost, costs_of
 from .problem import Problem
 
@@ -77,7 +77,7 @@ class MeasuredModel:
     capture: Capture
     measured: Calibration
     options: Settings
-    yardstick: Yardstick
+    output_metric: OutputMetric
     noise: FP32Runs
     flags: Flags = field(default_factory=dict)
     process: FreshProcess = field(default_factory=FreshProcess, repr=False, compare=False)
@@ -100,7 +100,7 @@ class MeasuredModel:
         for batch in self.checks:
             if path_of(self.capture, self.subject, batch) is None:  # other shapes or another path than recorded
                 counting = Emulation(lenient=True)
-                answer(self.subject.model, batch, seed=self.options.seed, around=partial(intercept, counting))
+                run_model(self.subject.model, batch, seed=self.options.seed, around=partial(intercept, counting))
                 operations.append(counting.seen)
         return 1_000 + 3 * max(operations)
 
@@ -113,7 +113,7 @@ class MeasuredModel:
         """FP32 outputs of the model on one of the subject's batches; cached."""
         known = self.noise.known
         if id(batch) not in known:
-            known[id(batch)] = answer(self.subject.model, batch, seed=self.options.seed)
+            known[id(batch)] = run_model(self.subject.model, batch, seed=self.options.seed)
         return known[id(batch)]
 
     @property
@@ -124,7 +124,7 @@ class MeasuredModel:
     @property
     def max_error(self) -> float:
         """Largest error that a plan may have: the budget, or the variation of FP32 itself if that is larger."""
-        return max(self.yardstick.budget, self.noise.found.floor)
+        return max(self.output_metric.budget, self.noise.found.floor)
 
     @property
     def verifier(self) -> Verifier:
@@ -171,7 +171,7 @@ class MeasuredModel:
                 if files is None:
                     self.process.problems.append(str(problem))
         gradients = self.graded_outputs is not None  # read before the model is patched
-        runs = Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most)
+        runs = ModelRuns(load, self.checks, self.options.where, self.options.seed, gradients, self.most)
         return {name: question(runs, name) for name in names}
 
     def replay(self, batches: Sequence[Batch], how: Policy) -> float:
@@ -185,7 +185,7 @@ class MeasuredModel:
             if (path := path_of(self.capture, self.subject, batch)) is not None:
                 with torch.no_grad():
                     outputs = Executor(path.graph_module, how).run(*path.bind(self.subject.model, batch))
-                errors.append(self.yardstick.distance(self.reference(batch), tensor_outputs(outputs)))
+                errors.append(self.output_metric.distance(self.reference(batch), tensor_outputs(outputs)))
         return worst_of(errors)
 
     @property
@@ -202,20 +202,20 @@ class MeasuredModel:
             {},
             strategy,
             fmt,
-            self.options.figures,
+            self.options.gpu_spec,
             self.options.objective,
         )
 
 
 @dataclass(frozen=True)
-class Workbench(MeasuredModel):
+class PlanningContext(MeasuredModel):
     """Inputs for making plans: the measured model, with its verdicts and findings."""
 
     judged: Judgement = field(kw_only=True)
     findings: Sequence[Finding] = field(kw_only=True)
 
     @classmethod
-    def of(cls, model: MeasuredModel, judged: Judgement, findings: Sequence[Finding]) -> Workbench:
+    def of(cls, model: MeasuredModel, judged: Judgement, findings: Sequence[Finding]) -> PlanningContext:
         """The measured model with its verdicts and findings; both share one fresh process."""
         shared = {each.name: getattr(model, each.name) for each in fields(model)}
         return cls(**shared, judged=judged, findings=findings)
@@ -243,10 +243,10 @@ def emit_plans(subject: Subject, plans: Mapping[str, Plan], folder: str | Path) 
 
 def plan_of_fp32(subject: Subject) -> dict[str, Plan]:
     """{FP32: a plan with everything in FP32} if the model has FP16 or BF16 tensors; otherwise {}."""
-    if subject.raised == "none":
+    if subject.upcast == "none":
         return {}
     plan = Plan(FP32, SHIPPED[0], DEFAULT[0], {"": ScopeChoice("fp32")})
-    return {FP32: replace(plan, raised=subject.raised, stored_low=subject.stored_low)}
+    return {FP32: replace(plan, upcast=subject.upcast, stored_low=subject.stored_low)}
 
 
 def in_unit(found: Calibration, unit: float) -> Calibration:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[Any]]
 
 
-def answer(
+def run_model(
     model: nn.Module,
     batch: Batch,
     *,
