@@ -21,12 +21,11 @@ from ..records import Capture, Literals, Node
 from .execute import Executor, Replay, Semantics, ValueOf
 from .policy import Casts, Policy, plain
 
-_LOW = frozenset(name for name, row in FORMATS.items() if row.low)
-
 
 def is_low(name: str) -> bool:
     """Whether a format is a low-precision format; the name "" stands for discrete values."""
-    return name in _LOW
+    row = FORMATS.get(name)
+    return row is not None and row.low
 
 
 class NodeType(NamedTuple):

@@ -159,12 +159,12 @@ def test_want_of_memory_ends_the_audit_but_for_a_plan(error: Exception) -> None:
 
 
 def test_no_verdict_where_the_only_plan_s_model_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = __import__("auditor.verify.running", fromlist=["answer"])
+    running = __import__("auditor.verify.running", fromlist=["run_model"])
 
     def full(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("in a word")
 
-    monkeypatch.setattr(running, "answer", full)
+    monkeypatch.setattr(running, "run_model", full)
     with refused(AuditorError, "no-verdict", match="out of memory, OutOfMemoryError: in a word"):
         audited(Faults())
 

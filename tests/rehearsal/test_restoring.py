@@ -63,13 +63,13 @@ class Counting(torch.optim.SGD):
 
 
 def test_shadows_apply_no_update_and_updates_in_fp32_are_not_emulated(monkeypatch: Any) -> None:
-    emulated, whole = [0], Emulation.whole
+    emulated, whole = [0], Emulation.run_op
 
     def count(self: Any, *args: Any) -> Any:
         emulated[0] += str(args[0]).startswith("aten")  # not of torch's profiler, which surrounds an update
         return whole(self, *args)
 
-    monkeypatch.setattr(Emulation, "whole", count)
+    monkeypatch.setattr(Emulation, "run_op", count)
     model = mlp(16, 4)
     optimizer = Counting(model.parameters())
 

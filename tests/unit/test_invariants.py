@@ -137,14 +137,14 @@ def of_the_runtime(
 ) -> list[tuple[str, str]]:
     """(operation, dtype of its result) of all that the patched model runs, in order."""
     (model, captured), found = known(name), list[tuple[str, str]]()
-    run = Emulation.whole
+    run = Emulation.run_op
 
     def noted(self: Emulation, op: Any, *rest: Any) -> Any:
         result = run(self, op, *rest)
         found.append((str(op), first_dtype(result)))
         return result
 
-    monkeypatch.setattr(Emulation, "whole", noted)
+    monkeypatch.setattr(Emulation, "run_op", noted)
     emulated_answer(model, captured, (SOME[name][1], {}), strategy, fmt, labels)
     return found
 

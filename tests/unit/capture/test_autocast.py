@@ -216,7 +216,7 @@ def test_operators_made_of_python_functions() -> None:
 
     model = Model(forward, seen=torch.ones(3, 4))
     found = operations(replayed(model, normal(3, 4)))
-    assert (found.count("scaled"), found.count("upcast")) == (1, 2)
+    assert (found.count("scaled"), found.count("raised")) == (1, 2)
     assert torch.equal(model.seen, torch.ones(3, 4))
 
 

@@ -122,7 +122,7 @@ def test_a_criterion_decides_instead_of_the_error_budget() -> None:
 
 
 def test_beyond_the_run_limit_an_effect_that_needs_a_run_is_untested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("auditor.measure.layers.RUNS", 0)
+    monkeypatch.setattr("auditor.measure.layers.MAX_RUNS", 0)
     found = audited(net(), ids(), formats="int8", criteria="output: max_abs <= 0.1")  # no gradient says this
     assert {(x.decided_by, x.verdict.verdict, x.remedy) for x in found.quantization} == {("not-run", "untested", "")}
     found = audited(net(), ids(), formats="int8", max_error=1e-4)
@@ -441,6 +441,6 @@ def test_values_of_a_top_k_without_its_indices_are_no_choice() -> None:
 
 
 def test_beyond_the_run_limit_an_effect_on_a_choice_is_untested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("auditor.measure.layers.CHOICE_RUNS", 0)
+    monkeypatch.setattr("auditor.measure.layers.MAX_CHOICE_RUNS", 0)
     found = audited(switch(by_top_two), normal(64, WIDTH), formats="fp8", max_error=10.0)
     assert layer(found, "router", "fp8").verdict.verdict == "untested"

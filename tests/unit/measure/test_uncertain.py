@@ -135,7 +135,7 @@ def test_of_two_thousand_classes_a_few_may_change(spent: list[float]) -> None:
 
 
 def test_what_the_runs_did_not_get_to_is_untested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncertain, "RUNS", 0)
+    monkeypatch.setattr(uncertain, "MAX_RUNS", 0)
     measured = measured_in("fp16", lambda x: (x * x).tanh(), torch.tensor([[300.0]]))
     found = attributed(measured)
     assert found["mul"].decided_by == "not-run"
@@ -247,7 +247,7 @@ def test_where_first_order_fails_it_is_seen_and_what_is_said_to_break_the_budget
     assert not check.holds
     assert check.refuted > 0
     assert check.most > 2
-    assert said.runs["bf16"] <= uncertain.RUNS + 1
+    assert said.runs["bf16"] <= uncertain.MAX_RUNS + 1
 
 
 def chain(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from auditor.plan.costs import Cost
 from auditor.plan.modules import as_candidate, explain_budget, explain_gain, improve, operation_reasons, with_reasons
 from auditor.plan.plans import as_plan
 from auditor.plan.problem import Problem
-from auditor.plan.search import MARGIN, ROUNDS, RUNS, Candidate, Space, choose, find_verified
+from auditor.plan.search import MARGIN, MAX_VERIFICATIONS, ROUNDS, Candidate, Space, choose, find_verified
 from auditor.plan.verified import judge_replay, locate_nonfinite
 from auditor.records import Plan, Reason, ScopeChoice, Verdict, Verification
 from auditor.records.paths import function_in
@@ -208,7 +208,7 @@ def test_what_is_chosen_holds_whatever_runs_say(off: list[float]) -> None:
     space = Line(line(30).points, off)
     found = choose(space, 0.5)
     assert found == space.nothing or space.error(found) <= 0.5
-    assert len(space.asked) <= RUNS + 1
+    assert len(space.asked) <= MAX_VERIFICATIONS + 1
 
 
 def test_nothing_is_run_where_a_choice_is_known_to_hold_and_no_other_is_cheaper() -> None:
