@@ -55,7 +55,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Watch:
-    """Observations from running code below the function `outermost`.
+    """How a model's tensors were created, loaded and converted by the code that the function `outermost` called.
 
     seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
     dtype in which it was loaded, and the line}. rounded, converted, created: {tensor: its cast on loading, by a call
@@ -188,7 +188,10 @@ def _is_equal(x: Tensor, y: Tensor, via: torch.dtype) -> bool:
 
 @contextmanager
 def watch_weights(outermost: CodeType) -> Iterator[Watch]:
-    """In the body, observe how tensors of modules are created, loaded and converted. outermost: as in Watch."""
+    """While the context is open, record how tensors of modules are created, loaded and converted.
+
+    outermost: as in Watch.
+    """
     watch = Watch(outermost)
     library = sys.modules.get("transformers.modeling_utils")  # has its own reference to the reader if imported before
     calls: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -205,7 +208,8 @@ def watch_weights(outermost: CodeType) -> Iterator[Watch]:
     ]
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_post_hook(lambda *_: watch.seen.add("trained")).remove)
-        get, own = weakref.getweakrefs, WeakIdRef  # because of which torch would swap no watched tensors
+        # torch refuses to swap a tensor to which there are weak references, so those of the watch are hidden from it
+        get, own = weakref.getweakrefs, WeakIdRef
         stack.enter_context(swap_attribute(weakref, "getweakrefs", lambda x: [r for r in get(x) if type(r) is not own]))
         for holder, name, handler in calls:
             stack.enter_context(swap_attribute(holder, name, _through(handler, getattr(holder, name))))

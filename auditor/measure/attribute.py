@@ -103,8 +103,8 @@ class Target:
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
     """Estimate the effects of all errors on the outputs: one backward pass per random probe, with hooks on all values.
 
-    target: probe only the target's outputs; the estimates use the target's forms and are not divided by the outputs'
-    norm. keep: retain the autograd graph for another call.
+    target: the outputs of one criterion; only these are probed, with the criterion's quadratic forms, and estimates are
+    shares of its limit. Without a target, estimates are relative to the outputs' L2 norm. keep: retain the autograd graph for another call.
     """
     probed = measurement.outputs if target is None else target.outputs
     moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]

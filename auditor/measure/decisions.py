@@ -146,8 +146,11 @@ class _LowRuns:
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """Return the module whose matrix product computes a decision's scores (without a product, the decision's
-        module), and the operations in this module and from there to the decision."""
+        """Find where the scores of a decision come from: the module of the nearest matrix product before it.
+
+        Returns the module's path, and the names of its operations and of those from there to the decision. If there is no
+        product nearby, the path is that of the decision's own module.
+        """
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]

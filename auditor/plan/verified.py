@@ -135,8 +135,10 @@ def _scattered(model: MeasuredModel, plan: Plan, expected: Answers) -> float | N
 def _record_run(
     model: MeasuredModel, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any
 ) -> Plan:
-    """The plan with the results of a run. pairs, graded: outputs without and with gradients; criteria must hold for
-    both."""
+    """Add the results of a verification run to a plan.
+
+    pairs, graded: (reference, output) of the runs without and with gradients; the criteria must hold for both.
+    """
     distance, inputs = model.output_metric.distance, "held-out" if model.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
     execution = "native" if model.options.native else "emulated"

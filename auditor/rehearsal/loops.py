@@ -241,7 +241,7 @@ class LightningStep:
 
 
 class _ManualOptimizer:
-    """An optimizer as Lightning hands it to manual optimization: its `step` is the precision's."""
+    """The optimizer that Lightning's `self.optimizers()` returns: `step` goes through the GradScaler if there is one."""
 
     def __init__(self, optimizer: Any, update: Callable[[Any], None]) -> None:
         self.optimizer, self._update = optimizer, update

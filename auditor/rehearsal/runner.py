@@ -101,19 +101,20 @@ class StepRunner:
         self._observer.used_scalers.update((id(one), one) for one in self.scalers)
 
     def _convert(self, recipe: Recipe) -> None:
-        """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
-        modules in later steps; apply the recipe's scopes, or remove those of another recipe."""
+        """Switch this process to a recipe.
+
+        Weights, buffers and optimizer state are converted now, inputs of the outermost modules in each later step. The
+        recipe's scopes replace those of the recipe before.
+        """
         if recipe.name != AS_WRITTEN:
             before = {number: [p.dtype for p in parameters_of(one)] for number, one in self.optimizers.items()}
             self._storage.convert(recipe)
             for number, optimizer in self.optimizers.items():
                 if before[number] != [p.dtype for p in parameters_of(optimizer)]:
-                    with swap_attribute(
-                        optimizer, "param_groups", optimizer.param_groups
-                    ):  # to which the step may refer
-                        optimizer.load_state_dict(
-                            optimizer.state_dict()
-                        )  # which casts the state to the weights' dtypes
+                    # `load_state_dict` casts the state to the weights' dtypes. It also replaces the list
+                    # `param_groups`, which is put back afterwards, since the step may refer to it.
+                    with swap_attribute(optimizer, "param_groups", optimizer.param_groups):
+                        optimizer.load_state_dict(optimizer.state_dict())
         if recipe.scopes or self.recipe.scopes:
             # Each module in a container, which is itself not called, gets the scope of the root.
             parts = self.root if isinstance(self.root, nn.ModuleDict) else ()
@@ -282,7 +283,7 @@ class StepRunner:
                 for group, p in own if is_finite and self._sampled else ():
                     if p in self._parameters and p not in self._updates:  # else measured in an earlier update
                         self._updates[p] = Update.begin(optimizer, group, p)
-            is_skipped = not is_finite and not as_written  # as written, the user's scaler skips, or nobody does
+            is_skipped = not is_finite and not as_written  # in a step as written, only the user's GradScaler skips
             if is_skipped or (self.recipe is not self.result.recipe and self._used >= {*self.optimizers}):
                 emptied = [{**group, "params": []} for group in optimizer.param_groups]
                 stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))

@@ -265,7 +265,7 @@ def _noise(step: Step) -> float | None:
     parts = (_part(subject, total, rows) for rows in (slice(0, total // 2), slice(total // 2, 2 * (total // 2))))
     halves = [own_step(replace(step, subject=part, batch=step_batches(part)[0]), FP32) for part in parts]
     if any(half.failure is not None for half in halves):
-        return None  # the model may require its batch size
+        return None  # the model may accept only the whole batch's size
     one, other = ({name: g for name, g in half.gradients.items() if g is not None} for half in halves)
     apart = [one[name] - other[name] for name in one.keys() & other.keys()]
     size = math.sqrt(sum(float(g.double().square().sum()) for g in step.by_parameter.values()))

@@ -273,9 +273,10 @@ def _spread(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def parts_of(text: str, inputs: str | None, seed: int) -> dict[str, str]:
-    """{name of a folder: target} of the components that a pipeline calls, if `text` names the folder of a pipeline.
+    """The components that a pipeline calls, as {name: target to audit}; {} if `text` is not the folder of a pipeline.
 
-    A component of which the pipeline calls several methods has one entry for each. Raises: LoadError.
+    The name is that of the component's folder; if the pipeline calls several of its methods, each has an entry
+    `NAME-METHOD`. Raises: LoadError.
     """
     target = parse(text)
     if target.hub != "hf" or target.symbol:
