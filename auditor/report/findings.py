@@ -33,30 +33,44 @@ class Cause:
     """
 
     def __init__(self, audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> None:
-        self._audit, self.members, self._reports = audit, members, reports
+        self._audit = audit
+        self.members = members
+        self._reports = reports
         effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
 
         def weight(f: Finding) -> tuple[Any, ...]:
             """Sort key of findings: contradicted by measurement last; then by severity; rules before measurements."""
             where = place_of(f)
             is_input = f.rule.startswith(INPUTS)  # whose cause is no operation
-            elsewhere = not is_input and f.cause not in (where, f"{where}: precision")
-            severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
-            return f.agrees is False, *severities, elsewhere, -effects[id(f)]
+            return (
+                f.agrees is False,
+                SEVERITIES.index(f.severity),
+                f.rule in MEASURED,
+                SEVERITIES.index(f.declared or f.severity),
+                not is_input and f.cause not in (where, f"{where}: precision"),  # whether it is caused elsewhere
+                -effects[id(f)],
+            )
 
         self.rules: dict[str, list[Finding]] = {}
         for finding in sorted(members, key=weight):
             self.rules.setdefault(finding.rule, []).append(finding)
-        self.worst, self.effect = next(iter(self.rules.values()))[0], max(effects.values())
+        of_first_rule = next(iter(self.rules.values()))
+        self.worst = of_first_rule[0]
+        self.effect = max(effects.values())
         self.report = reports.get(self.worst.node)
         self.severity = min((finding.severity for finding in members), key=SEVERITIES.index)
         self.formats = tuple(dict.fromkeys(fmt for finding in members for fmt in finding.formats))
         self.owners = list(dict.fromkeys(finding.owner for finding in (self.worst, *members)))
-        self.where = list_paths(self.owners, MODULES_NAMED) if self.worst.op != "auditor.ignore" else "the settings"
+        self.where = "the settings"
+        if self.worst.op != "auditor.ignore":
+            self.where = list_paths(self.owners, MODULES_NAMED)
         self.shapes = tuple(dict.fromkeys(scope(pattern(owner)) for owner in self.owners))
         nodes = dict.fromkeys(finding.node for finding in members)
-        self.operations, self.planned_dtypes = len(nodes), tally(reports[name] for name in nodes if name in reports)
-        self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}" if len(members) > 1 else ""
+        self.operations = len(nodes)
+        self.planned_dtypes = tally(reports[name] for name in nodes if name in reports)
+        self.size = ""
+        if len(members) > 1:
+            self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}"
         self.agreement = AGREEMENT[self.worst.agrees]
         self.snippet = keep_alone(audit, self.worst.owner)
         self._repairs = [repair for repair in audit.repairs if self.worst.cause in repair.causes]
