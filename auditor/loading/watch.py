@@ -224,19 +224,32 @@ def _through(handler: Callable[..., Any], original: Callable[..., Any]) -> Calla
 def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tuple[SilentCast, ...]]:
     """The model's parameters and buffers as loaded, and the casts to fewer bits that nobody asked for; casts of one
     line and kind are merged, with the largest loss."""
-    weights, rows, casts = _Weights(model, watch), list[LedgerRow](), list[SilentCast]()
-    groups = dict[Any, dict[str, Loss | None]]()
+    weights = _Weights(model, watch)
+    rows = list[LedgerRow]()
+    groups = dict[Any, dict[str, Loss | None]]()  # {(kind, line, dtypes before and after): {weight: its loss}}
     for x, (name, *_) in weights.names.items():
-        kind, known = "parameter" if isinstance(x, nn.Parameter) else "buffer", watch.checkpoint.get(x, (None,))[0]
-        asked = any(one is not None and one.after is x.dtype for one in (watch.converted.get(x), watch.created.get(x)))
-        author = torch.float32 if x in weights.kept else x.dtype if asked else None
-        read, requested = (dtype_name(dtype) if dtype else None for dtype in (known, author))
-        rows.append(LedgerRow(name, kind, dtype_name(x.dtype), read, requested, module=name.rpartition(".")[0]))
+        read = watch.checkpoint.get(x, (None,))[0]
+        requested = weights.requested_dtype(x)
+        rows.append(
+            LedgerRow(
+                name,
+                "parameter" if isinstance(x, nn.Parameter) else "buffer",
+                dtype_name(x.dtype),
+                checkpoint=dtype_name(read) if read else None,
+                author=dtype_name(requested) if requested else None,
+                module=name.rpartition(".")[0],
+            )
+        )
         for how, event in weights.silent_casts(x):
-            groups.setdefault((how, *event[:3]), {})[name] = event.loss
+            key = (how, event.place, event.before, event.after)
+            groups.setdefault(key, {})[name] = event.loss
+    casts = list[SilentCast]()
     for (how, place, before, after), losses in groups.items():
-        source = f"{portable_path(place.file)}:{place.line}" if place and kind_of(place.file) == "own" else None
-        largest = max(filter(None, losses.values()), key=lambda loss: loss.error, default=None)
+        source = None
+        if place and kind_of(place.file) == "own":
+            source = f"{portable_path(place.file)}:{place.line}"
+        known = (loss for loss in losses.values() if loss)
+        largest = max(known, key=lambda loss: loss.error, default=None)
         casts.append(SilentCast(how, (*losses,), dtype_name(before), dtype_name(after), largest, source))
     return tuple(rows), tuple(casts)
 
@@ -263,6 +276,14 @@ class _Weights:
         dtypes = {x.dtype for x in parameters if x not in self.kept and significant_bits(x.dtype)}
         self.uniform = dtypes.pop() if len(dtypes) == 1 else None
         self.sources = {watch.checkpoint[x][0] for x in parameters if x in watch.checkpoint}
+
+    def requested_dtype(self, x: Tensor) -> torch.dtype | None:
+        """The dtype that the author's code or lists request for a tensor; None if they request none."""
+        if x in self.kept:
+            return torch.float32
+        casts = (self.watch.converted.get(x), self.watch.created.get(x))
+        is_asked = any(cast is not None and cast.after is x.dtype for cast in casts)
+        return x.dtype if is_asked else None
 
     def silent_casts(self, x: Tensor) -> Iterator[tuple[str, Event]]:
         """The casts of a tensor that nobody asked for, with their kinds.
