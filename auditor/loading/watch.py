@@ -290,21 +290,29 @@ class _Weights:
 
         Casts of all parameters of a one-dtype checkpoint, or of a module, are not yielded: the author asked for them.
         """
-        watch, owners = self.watch, [self.modules[name.rpartition(".")[0]] for name in self.names[x]]
-        whole = isinstance(x, nn.Parameter) and x not in self.kept
-        if (event := watch.rounded.get(x)) is not None:
-            if not whole or self.uniform is not event.after or len(self.sources) > 1:
-                yield "loading", event
-        elif (event := watch.converted.get(x)) is not None and event.module is not None:
-            asked = whole and x.dtype is event.after and {*owners}.issubset(modules_of(event.module))
-            if not asked and event.loss is not None and _is_equal(x, x, event.after):
-                yield "conversion", event
-        elif (event := watch.created.get(x)) is not None and is_low(x.dtype):
-            default = event.place in watch.default.values()
-            if watch.checkpoint.get(x, (None,))[0] is not x.dtype and (default or self.uniform is not x.dtype):
-                yield "creation", event
-        if "scale" in self.names[x][0].rpartition(".")[2] and x not in watch.checkpoint and x in watch.created:
-            beside = (y.dtype for _, y in named_tensors(owners[0]))
-            short = next((dtype for dtype in beside if dtype.itemsize == 1 and dtype is not torch.bool), None)
+        watch = self.watch
+        owners = [self.modules[name.rpartition(".")[0]] for name in self.names[x]]
+        may_be_one_of_all = isinstance(x, nn.Parameter) and x not in self.kept
+        rounded = watch.rounded.get(x)
+        converted = watch.converted.get(x)
+        created = watch.created.get(x)
+        if rounded is not None:
+            is_asked = may_be_one_of_all and self.uniform is rounded.after and len(self.sources) <= 1
+            if not is_asked:
+                yield "loading", rounded
+        elif converted is not None and converted.module is not None:
+            is_current = x.dtype is converted.after
+            is_asked = may_be_one_of_all and is_current and {*owners}.issubset(modules_of(converted.module))
+            if not is_asked and converted.loss is not None and _is_equal(x, x, converted.after):
+                yield "conversion", converted
+        elif created is not None and is_low(x.dtype):
+            is_stored_so = watch.checkpoint.get(x, (None,))[0] is x.dtype
+            by_default = created.place in watch.default.values()
+            if not is_stored_so and (by_default or self.uniform is not x.dtype):
+                yield "creation", created
+        if "scale" in self.names[x][0].rpartition(".")[2] and x not in watch.checkpoint and created is not None:
+            # a scale of 1 that no checkpoint gave, beside 8-bit weights
+            dtypes = (y.dtype for _, y in named_tensors(owners[0]))
+            short = next((dtype for dtype in dtypes if dtype.itemsize == 1 and dtype is not torch.bool), None)
             if short is not None and _is_comparable(x) and bool((x == 1).all()):
-                yield "scale", watch.created[x]._replace(after=short)
+                yield "scale", created._replace(after=short)
