@@ -407,22 +407,28 @@ class _Sample:
     def cubic(self) -> tuple[Tensor, Tensor]:
         """Gradients of input and grid in bicubic sampling; coefficients and their derivatives are rounded at each step."""
         r = self.r
-        sources = [self.unnormalized(at) for at in range(2)]
-        low = [source.floor() for source, _ in sources]
-        shares = [r(source - first) for (source, _), first in zip(sources, low, strict=True)]
-        weights, slopes_of = zip(*(_cubic_coefficients(share, r) for share in shares), strict=True)
-        slopes = [torch.zeros(len(self.grad)) for _ in range(2)]
+        x_source, x_scale = self.unnormalized(0)  # each [q]
+        y_source, y_scale = self.unnormalized(1)
+        x_low = x_source.floor()
+        y_low = y_source.floor()
+        x_weights, x_slopes = _cubic_coefficients(r(x_source - x_low), r)  # four of [q]
+        y_weights, y_slopes = _cubic_coefficients(r(y_source - y_low), r)
+        x_gradient = torch.zeros(len(self.grad))
+        y_gradient = torch.zeros(len(self.grad))
         for i, j in itertools.product(range(4), range(4)):
-            at = [self.bounded(low[0] - 1 + i, 0), self.bounded(low[1] - 1 + j, 1)]
-            place, inside = self.position(at)
-            x, y = weights[0][i], weights[1][j]
-            self.add(place, inside, r(r(self.grad * x[:, None]) * y[:, None]))
+            place, inside = self.position([self.bounded(x_low - 1 + i, 0), self.bounded(y_low - 1 + j, 1)])
+            x_weight = x_weights[i]
+            y_weight = y_weights[j]
+            by_row = r(self.grad * x_weight[:, None])
+            self.add(place, inside, r(by_row * y_weight[:, None]))
             for channel in range(self.grad.shape[1]):
                 value = torch.where(inside, self.values[place, channel], 0.0)
                 flow = self.grad[:, channel]
-                slopes[0] = r(slopes[0] - r(r(r(value * slopes_of[0][i]) * y) * flow))
-                slopes[1] = r(slopes[1] - r(r(r(value * slopes_of[1][j]) * x) * flow))
-        grid = [r(mult * slope) for (_, mult), slope in zip(sources, slopes, strict=True)]
+                x_term = r(r(r(value * x_slopes[i]) * y_weight) * flow)
+                y_term = r(r(r(value * y_slopes[j]) * x_weight) * flow)
+                x_gradient = r(x_gradient - x_term)
+                y_gradient = r(y_gradient - y_term)
+        grid = [r(x_scale * x_gradient), r(y_scale * y_gradient)]
         return self.totals, torch.stack(grid, 1).to(self.dtype)
 
     def add(self, place: Tensor, inside: Tensor, terms: Tensor) -> None:

@@ -168,8 +168,10 @@ class StepRunner:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), in FP32 or in
         emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
         the sum of the losses on which it called `backward`."""
-        recipe, dtype = self.recipe, dtype_of(self.recipe.format)
-        self._losses, self._used = list[float](), set[int]()  # of `backward`; ids of the called optimizers and modules
+        recipe = self.recipe
+        dtype = dtype_of(recipe.format)
+        self._losses = list[float]()  # of each `backward`
+        self._used = set[int]()  # ids of the called optimizers and modules
         self._broken = None
         as_written = recipe.name == AS_WRITTEN
         regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes and not as_written
@@ -186,7 +188,9 @@ class StepRunner:
                     if region.fast_dtype in (torch.float16, torch.bfloat16):
                         self.low_regions.add(region.fast_dtype)
                     if not as_written:
-                        region._enabled, region._meant, region.fast_dtype = regional, regional, dtype
+                        region._enabled = regional
+                        region._meant = regional
+                        region.fast_dtype = dtype
                 return enter(region)
 
             around = torch.autocast("cuda", dtype=dtype) if regional and not self.own_regions else nullcontext()
