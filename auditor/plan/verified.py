@@ -138,8 +138,8 @@ def _finite_or_none(error: float) -> float | None:
 
 
 def _scattered(model: MeasuredModel, plan: Plan, expected: Answers) -> float | None:
-    """The error of outputs of few numbers at slightly changed weights, see `scattered_error`; None for others, and for
-    programs, which hold their weights."""
+    """The error at slightly changed weights, see `scattered_error`, of a model whose outputs have few numbers; None for
+    other models, and for programs, whose weights cannot be changed."""
     if plan.program is not None or not are_few(expected.outputs):
         return None
     module, options = model.subject.model, model.options
@@ -214,8 +214,9 @@ def today_of(model: MeasuredModel) -> Today | None:
 
 
 def note_gpu_only(model: MeasuredModel, plans: Mapping[str, Plan]) -> dict[str, Plan]:
-    """The plans, with the exception of a plan's model where this CPU, without emulation, cannot run it: a CPU lacks some
-    kernels of low precision. Only plans that hold are tried, and only small models: native FP16 is slow on many CPUs."""
+    """Note plans that run only on a GPU, with the exception that they raise on this CPU without emulation, for example
+    since it lacks a low-precision kernel. Only plans that hold are tried, and only small models: native FP16 is slow on
+    many CPUs."""
     flops = sum(cost.flops for cost in model.costs.values())
     if model.options.native or flops > MOST_FLOPS:
         return {**plans}

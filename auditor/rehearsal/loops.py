@@ -196,7 +196,7 @@ class LightningStep:
 
     def _backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
-        with torch.autocast("cuda", enabled=False):  # of manual optimization, whose region Lightning opens
+        with torch.autocast("cuda", enabled=False):  # Lightning keeps its region open in manual optimization
             scaled.backward(*args, **kwargs)
 
     def _update(self, optimizer: Any, clips: bool = False) -> None:

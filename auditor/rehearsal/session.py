@@ -175,7 +175,7 @@ class Session(StepRunner):
         return result
 
     def _searches(self) -> bool:
-        """Whether the next non-finite step is searched for its operation."""
+        """Whether the next non-finite step is run again to find the operation to blame."""
         return len(self.result.skipped) + len(self.result.bad_losses) < BLAMED
 
     def _note_non_finite(self, step: int, number: int, batch: Any, restart: Callable[[], None]) -> None:
