@@ -131,7 +131,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], preferred: Plan 
         scales = dict.fromkeys(formats, 1.0)  # only FP16 needs a loss scale
         if scale is not None and scale.init:
             scales["fp16"] = scale.init
-        # Errors near the tolerated one are drawn again, with other rounding; the decisive one of all draws counts.
+        # Errors near the tolerated one are measured again at changed weights; the decisive one of all counts.
         draws = {}
         for f, error in errors.items():
             if error is not None:
