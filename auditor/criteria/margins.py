@@ -241,19 +241,26 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
     result = torch.zeros_like(inside[:, 0])
     if not change > 0:
         return result
-    change, found, weights = min(change, 1e100), [result[:0]], WEIGHTS / WEIGHTS.sum()  # inf has no differences
+    change = min(change, 1e100)  # inf has no differences
+    weights = WEIGHTS / WEIGHTS.sum()  # [points]
     near = inside[:, -1] - outside[:, 0] < FAR * change
+    found = [result[:0]]
     for chosen, others in zip(*(torch.split(x[near], ROWS) for x in (inside, outside)), strict=True):
-        both, count = torch.cat([chosen, others], 1), chosen.shape[1]
-        # [rows, a, points]: the position of each chosen entry after its error; [rows, a, points, a + b]: the probability that another entry is above
+        both = torch.cat([chosen, others], 1)  # [rows, a + b]
+        count = chosen.shape[1]
+        # [rows, a, points]: the position of each chosen entry after its error
         moved = chosen[..., None] + POINTS.to(chosen) * change / math.sqrt(2)
+        # [rows, a, points, a + b]: the probability that another entry is above, 0 for the entry itself
         above = torch.special.ndtr((both[:, None, None] - moved[..., None]) * math.sqrt(2) / change)
-        above = above * (1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device))[:, None]
+        is_other = 1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device)  # [a, a + b]
+        above = above * is_other[:, None]
+        # `count` of [rows, a, points]: the probability that so many of the entries up to now are above
         chances = [torch.ones_like(moved), *[torch.zeros_like(moved)] * (count - 1)]
         for chance in above.unbind(-1):
-            earlier = [torch.zeros_like(moved), *chances]
-            chances = [x * (1 - chance) + y * chance for x, y in zip(chances, earlier, strict=False)]
-        found.append(((1 - torch.stack(chances).sum(0)) * weights.to(chosen)).sum((1, 2)))
+            one_fewer = [torch.zeros_like(moved), *chances]
+            chances = [x * (1 - chance) + y * chance for x, y in zip(chances, one_fewer, strict=False)]
+        remains = torch.stack(chances).sum(0)  # [rows, a, points]
+        found.append(((1 - remains) * weights.to(chosen)).sum((1, 2)))
     result[near] = torch.cat(found)
     return result
 

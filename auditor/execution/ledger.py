@@ -108,23 +108,32 @@ def silent_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     In the forward: explicit casts, and casts by autocast regions of the model that undo an upcast. Not included: casts
     to the only dtype of the parameters. Casts on one source line are merged into the first.
     """
-    capture, found = capture.first, dict[Any, SilentCast]()
+    capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
-    nodes = ((n, _cast_of(capture, n)) for n in capture.graph_module.graph.nodes if n.name in capture.nodes)
-    casts = {n: cast for n, cast in nodes if cast is not None and loaded != {dtype_name(cast.to)}}
+    casts = dict[fx.Node, _Cast]()
+    for n in capture.graph_module.graph.nodes:
+        cast = _cast_of(capture, n) if n.name in capture.nodes else None
+        if cast is not None and loaded != {dtype_name(cast.to)}:
+            casts[n] = cast
     executor = Executor(capture.graph_module, Policy.wide(capture))
+    found = dict[Any, SilentCast]()
     with torch.no_grad():
         for n, _ in executor.steps(*capture.bind(subject.model, subject.batches[0])) if casts else ():
             cast = casts.get(n)
-            if cast is None or (cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all())):
+            if cast is None:
                 continue
+            if cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all()):
+                continue  # scaled to the range of 8 bits, so on purpose
             x = executor.value_of(cast.source) if cast.source else RECORDED.compute(n, executor.value_of)
-            if (loss := loss_of(x, x.to(cast.to))) is not None:
-                node = capture.nodes[n.name]
-                key = cast.kind, node.source_path, node.source, node.op
-                dtypes = dtype_name(x.dtype), dtype_name(cast.to)
-                known = found.setdefault(key, SilentCast(cast.kind, (), *dtypes, loss, node=n.name))
-                found[key] = replace(known, names=tuple(dict.fromkeys((*known.names, node.owner or "the model"))))
+            loss = loss_of(x, x.to(cast.to))
+            if loss is None:
+                continue
+            node = capture.nodes[n.name]
+            key = cast.kind, node.source_path, node.source, node.op
+            first = SilentCast(cast.kind, (), dtype_name(x.dtype), dtype_name(cast.to), loss, node=n.name)
+            known = found.setdefault(key, first)
+            names = dict.fromkeys((*known.names, node.owner or "the model"))
+            found[key] = replace(known, names=tuple(names))
     return (*subject.casts, *found.values())
 
 

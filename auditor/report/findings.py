@@ -116,23 +116,37 @@ class Cause:
     def plan_effect(self) -> str:
         """A sentence on the precision of the cause's operations under the plan to which severities refer."""
         spoken = [finding for finding in self.members if finding.bearing]
-        plan = self._audit.plans.get(spoken[0].plan or "") if spoken else None
+        if not spoken:
+            return ""
+        plan = self._audit.plans.get(spoken[0].plan or "")
         if plan is None:
-            stops = spoken and spoken[0].bearing == "stops"
-            return "No plan uses low precision; this operation is one reason." if stops else ""
+            is_reason = spoken[0].bearing == "stops"
+            return "No plan uses low precision; this operation is one reason." if is_reason else ""
         nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
         every = {finding.node for finding in spoken}
         kept = [self._reports[name] for name in nodes["kept"] if name in self._reports]  # the rest are inputs
         scopes = [plan.scopes.get(report.node.owner) for report in kept]
-        output = " (or only the output)" * any(scope.fp32_output for scope in scopes if scope)
+        output = ""
+        if any(scope.fp32_output for scope in scopes if scope):
+            output = " (or only the output)"
         said = [text.format(_these(nodes[how], every), output) for how, text in BEARINGS.items() if nodes[how]]
-        if others := every.difference(*nodes.values()):
-            met = dict.fromkeys((f, how) for x in spoken if x.node in others for f, by in x.met.items() for how in by)
-            under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
+        others = every.difference(*nodes.values())
+        if others:
             what = "the problem" if others == every else f"the problem of {_these(others, every)}"
-            occurs = "only occurs" if any(one.agrees for one in self.members) else "could only occur"
-            said.append(f"avoids {what}" + (f", which {occurs} in {under}" if under else ""))
+            said.append(f"avoids {what}{self._where_met(others)}")
         return f"{_plan_words(self._audit, plan)}, {'; '.join(said)}."
+
+    def _where_met(self, nodes: Collection[str]) -> str:
+        """A clause on the formats and strategies under which the problem of some operations occurs; "" if unknown."""
+        met = dict[tuple[str, str], None]()
+        for finding in self.members:
+            if finding.bearing and finding.node in nodes:
+                met |= dict.fromkeys((fmt, how) for fmt, strategies in finding.met.items() for how in strategies)
+        if not met:
+            return ""
+        under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
+        occurs = "only occurs" if any(finding.agrees for finding in self.members) else "could only occur"
+        return f", which {occurs} in {under}"
 
     @property
     def is_avoided(self) -> bool:
