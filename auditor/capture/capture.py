@@ -6,6 +6,7 @@ import linecache
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -26,7 +27,7 @@ from .calls import paths_of
 from .literals import compare_literals
 from .paths import on_the_path, usable
 from .record import record
-from .source import line_of
+from .source import SourceLine, line_of
 
 AGREEMENT = 1e-6
 """Relative L2 difference up to which two runs of a model count as equal: memory addresses may change the rounding."""
@@ -195,21 +196,33 @@ def history_matters(
 
 def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
     """Convert a Recording to a Capture: the graph, with a description of every operation and placeholder."""
-    placeholders, paths = list[Placeholder](), paths_of(model)
+    paths = paths_of(model)
     holders: dict[int, dict[str, None]] = {}  # {id of a parameter or buffer: first paths of its modules}
     for module in modules_of(model):
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             holders.setdefault(id(tensor), {})[paths[id(module)][0]] = None
+    placeholders = list[Placeholder]()
     for node in recording.graph.find_nodes(op="placeholder"):
-        kind, fqn = recording.kinds[node.name], recording.names.get(node.name)
-        own = () if fqn is None else tuple(holders.get(id(tensor_at(model, fqn)), ()))
-        argument = node.name if kind == "input" else None
-        kind = "constant" if kind == "held" else kind
-        made = recording.made.get(node.name)
-        placeholders.append(Placeholder(node.name, kind, fqn, holders=own, argument=argument, made=made))
+        kind = recording.kinds[node.name]
+        fqn = recording.names.get(node.name)
+        placeholders.append(
+            Placeholder(
+                node.name,
+                "constant" if kind == "held" else kind,
+                fqn,
+                holders=() if fqn is None else tuple(holders.get(id(tensor_at(model, fqn)), ())),
+                argument=node.name if kind == "input" else None,
+                made=recording.made.get(node.name),
+            )
+        )
     types = {paths[id(module)][0]: type(module) for module in modules_of(model)}
     order = tuple(placeholder.name for placeholder in placeholders)
     operations = [node for node in recording.graph.nodes if node.op == "call_function"]
+    warnings = list[str]()
+    if recording.reads:
+        warnings.append(_PATH)
+    if recording.elsewhere:
+        warnings.append(_THREADS)
     return Capture(
         graph_module=RecordedModule(nn.Module(), recording.graph),
         nodes={node.name: _describe(node, recording, types) for node in operations},
@@ -219,39 +232,63 @@ def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
         method="path" if recording.reads else "run",
         operations=recording.operations,
         aliases={first: tuple(others) for first, *others in paths.values() if others},
-        warnings=(*([_PATH] if recording.reads else []), *([_THREADS] if recording.elsewhere else [])),
+        warnings=tuple(warnings),
     )
 
 
 def _describe(node: fx.Node, recording: Recording, types: dict[str, type[nn.Module]]) -> Node:
     """The operation as a Node: its module, source line and ATen name."""
     mark = recording.marks[node.name]
-    owner, written = mark.calls[-1].path, mark.written
+    owner = mark.calls[-1].path
     kind = types.get(owner)
     forward = getattr(kind, "forward", None)
-    place, caller = (written.place, written.caller) if written else (None, None)
+    forward_module = getattr(forward, "__module__", None) or ""
+    region = None
+    if mark.region is not None:
+        region = AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth)
+    # Only the in-place operation itself, not nodes that update views of the written tensor.
+    in_place = mark.in_place is not None and row_of(node).name in (mark.in_place, mark.in_place.removesuffix("_"))
+    shape: tuple[int, ...] = ()
+    dtype = ""
+    is_floating = False
     tensor = next(iter(tensors_in(node.meta.get("val"))), None)
+    if tensor is not None:
+        shape = tuple(tensor.shape)
+        dtype = dtype_name(tensor.dtype)
+        is_floating = tensor.is_floating_point() or tensor.is_complex()
     return Node(
         name=node.name,
         op=node.meta["op"],
         owner=owner,
         owner_type=kind.__name__ if kind else "",
-        source=line_of(place) if place else None,
-        source_path=place.file if place else None,
-        code=linecache.getline(*place[:2]).strip() or None if place else None,
         inputs=tuple(source.name for source in node.all_input_nodes),
-        shape=tuple(tensor.shape) if tensor is not None else (),
-        dtype=dtype_name(tensor.dtype) if tensor is not None else "",
-        floating=tensor is not None and (tensor.is_floating_point() or tensor.is_complex()),
+        shape=shape,
+        dtype=dtype,
+        floating=is_floating,
         calls=mark.calls,
         returned=tuple(recording.returned.get(node.name, ())),
-        region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
-        # Only the in-place operation itself, not nodes that update views of the written tensor.
-        in_place=mark.in_place is not None and row_of(node).name in (mark.in_place, mark.in_place.removesuffix("_")),
-        torch_module=(getattr(forward, "__module__", None) or "").startswith("torch."),
+        region=region,
+        in_place=in_place,
+        torch_module=forward_module.startswith("torch."),
         function=mark.function,
-        called_from=f"{line_of(caller)} in {written.function}" if written and caller else None,
-        caller_path=caller.file if caller else None,
-        column=place.column if place else None,
-        caller_column=caller.column if caller else None,
+        **_source_fields(mark.written),
     )
+
+
+def _source_fields(written: SourceLine | None) -> dict[str, Any]:
+    """The fields of a Node about its source line, and about the user's call that reached the line."""
+    if written is None:
+        return {"source": None, "source_path": None, "code": None}
+    place = written.place
+    fields: dict[str, Any] = {
+        "source": line_of(place),
+        "source_path": place.file,
+        "code": linecache.getline(place.file, place.line).strip() or None,
+        "column": place.column,
+    }
+    caller = written.caller
+    if caller is not None:
+        fields["called_from"] = f"{line_of(caller)} in {written.function}"
+        fields["caller_path"] = caller.file
+        fields["caller_column"] = caller.column
+    return fields

@@ -148,7 +148,11 @@ def put(
 def overwrite(
     emit: Emit, constant: Constant, other: tuple[fx.Node, Geometry], written: tuple[fx.Node, Geometry]
 ) -> fx.Node | None:
-    """A node with a tensor's entries after a write to another tensor in its storage; None if no entry changed."""
+    """Add the operations that update a tensor after a write to another tensor with which it shares its storage.
+
+    other: (node, layout) of the tensor to update. written: the same of the tensor that was written. Returns the updated
+    node; None if the two share no entry, or if this is unknown (another dtype, or no strides).
+    """
     (whole, own), (node, source) = other, written
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None

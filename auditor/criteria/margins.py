@@ -101,20 +101,30 @@ class Margins:
         of two roundings by h^2 / 6, which is added. A grid also moves a threshold by d, to the middle between two
         numbers. As many decisions flip as under an error of variance pi d^2 / 2, which replaces rounding's h^2 / 12.
         """
-        theirs, moved = self._candidates(candidate), self._movement(reference, candidate)
+        theirs = self._candidates(candidate)  # [2, decisions]
+        moved = self._movement(reference, candidate)  # [decisions]
         square = moved.square()
         grids = sorted((row for row in FORMATS.values() if row.low and row.native), key=lambda row: -row.epsilon)
         row = next((row for row in grids if torch.equal(theirs.to(dtype_of(row.name)).to(theirs.dtype), theirs)), None)
         if row is not None and self.second is not None:
-            unit = torch.full_like(theirs[0], row.epsilon / 2)
-            square = square + torch.ldexp(unit, torch.frexp(theirs[0]).exponent).square() / 6
+            half_epsilon = torch.full_like(theirs[0], row.epsilon / 2)
+            spacing = torch.ldexp(half_epsilon, torch.frexp(theirs[0]).exponent)  # h
+            square = square + spacing.square() / 6
         if near and self.second is None:
             square = square + _threshold_variance(moved + self.signs * self.size)
-        result, size = ((square * self.weights).sum() if not near else square.mean()).clamp(0).sqrt(), self.size
-        for _ in range(ROUNDS if near else 0):
-            square, size = square[size < FAR * result], size[size < FAR * result]
+        if not near:
+            return float((square * self.weights).sum().clamp(0).sqrt())
+
+        # The weights depend on the result, which starts as the mean of all decisions and is refined.
+        result = square.mean().clamp(0).sqrt()
+        size = self.size
+        for _ in range(ROUNDS):
+            is_near = size < FAR * result
+            square = square[is_near]
+            size = size[is_near]
             weight = (-(size / result).square() / 2).exp()
-            result = ((weight * square).sum() / weight.sum()).clamp(0).sqrt() if len(weight) else result * 0
+            weighted = (weight * square).sum() / weight.sum()
+            result = weighted.clamp(0).sqrt() if len(weight) else result * 0
         return float(result)
 
     def size_by_step(self, reference: torch.Tensor, candidate: torch.Tensor, steps: int) -> torch.Tensor:
@@ -175,28 +185,49 @@ def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | Non
 
     Decisions between equal or non-finite entries are left out: they count as never flipped.
     """
-    values, inside, outside = reference.detach(), None, None
+    values = reference.detach()
     places = torch.arange(values.numel(), device=values.device).view(values.shape)
-    limit, lost = criterion.limit, 1.0
+    second: torch.Tensor | None = None
+    inside: torch.Tensor | None = None
+    outside: torch.Tensor | None = None
     if criterion.kind == "flips":
-        first, second = places.flatten(), None
+        # a decision for each entry: on which side of the threshold it is
+        limit = criterion.limit
+        lost = 1.0
+        first = places.flatten()
         apart = values.flatten().double() - criterion.option("threshold", 0.0)
     else:
-        k, limit = int(criterion.option("k", 1)), 1 - limit
-        by_row, lost = rows(values, criterion), 1.0 / k
+        # a decision for each row: entry k in falling order, the last that is chosen, against entry k + 1
+        limit = 1 - criterion.limit
+        k = int(criterion.option("k", 1))
+        by_row = rows(values, criterion)  # [rows, entries]
+        lost = 1.0 / k
         if k >= by_row.shape[1]:
             return None
         largest = by_row.topk(min(k + WINDOW, by_row.shape[1]), -1)
         first, second = rows(places, criterion).gather(1, largest.indices[:, k - 1 : k + 1]).unbind(1)
         ordered = largest.values.double()
         apart = ordered[:, k - 1] - ordered[:, k]
-        inside, outside = ordered[:, max(k - WINDOW, 0) : k].nan_to_num(), ordered[:, k:].nan_to_num()
-    count, known = apart.numel(), apart.isfinite() & (apart != 0)
+        inside = ordered[:, max(k - WINDOW, 0) : k].nan_to_num()
+        outside = ordered[:, k:].nan_to_num()
+    known = apart.isfinite() & (apart != 0)  # [decisions]
     if not bool(known.any()):
         return None
-    second, inside, outside = (x[known] if x is not None else None for x in (second, inside, outside))
-    lost *= int(known.sum()) / count
-    return Margins(first[known], second, apart[known].sign(), apart[known].abs(), lost, limit, inside, outside)
+
+    def of_known(x: torch.Tensor | None) -> torch.Tensor | None:
+        return None if x is None else x[known]
+
+    lost *= int(known.sum()) / apart.numel()
+    return Margins(
+        first[known],
+        of_known(second),
+        apart[known].sign(),
+        apart[known].abs(),
+        lost,
+        limit,
+        of_known(inside),
+        of_known(outside),
+    )
 
 
 def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> torch.Tensor:
@@ -210,19 +241,26 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
     result = torch.zeros_like(inside[:, 0])
     if not change > 0:
         return result
-    change, found, weights = min(change, 1e100), [result[:0]], WEIGHTS / WEIGHTS.sum()  # inf has no differences
+    change = min(change, 1e100)  # inf has no differences
+    weights = WEIGHTS / WEIGHTS.sum()  # [points]
     near = inside[:, -1] - outside[:, 0] < FAR * change
+    found = [result[:0]]
     for chosen, others in zip(*(torch.split(x[near], ROWS) for x in (inside, outside)), strict=True):
-        both, count = torch.cat([chosen, others], 1), chosen.shape[1]
-        # [rows, a, points]: the position of each chosen entry after its error; [rows, a, points, a + b]: the probability that another entry is above
+        both = torch.cat([chosen, others], 1)  # [rows, a + b]
+        count = chosen.shape[1]
+        # [rows, a, points]: the position of each chosen entry after its error
         moved = chosen[..., None] + POINTS.to(chosen) * change / math.sqrt(2)
+        # [rows, a, points, a + b]: the probability that another entry is above, 0 for the entry itself
         above = torch.special.ndtr((both[:, None, None] - moved[..., None]) * math.sqrt(2) / change)
-        above = above * (1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device))[:, None]
+        is_other = 1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device)  # [a, a + b]
+        above = above * is_other[:, None]
+        # `count` of [rows, a, points]: the probability that so many of the entries up to now are above
         chances = [torch.ones_like(moved), *[torch.zeros_like(moved)] * (count - 1)]
         for chance in above.unbind(-1):
-            earlier = [torch.zeros_like(moved), *chances]
-            chances = [x * (1 - chance) + y * chance for x, y in zip(chances, earlier, strict=False)]
-        found.append(((1 - torch.stack(chances).sum(0)) * weights.to(chosen)).sum((1, 2)))
+            one_fewer = [torch.zeros_like(moved), *chances]
+            chances = [x * (1 - chance) + y * chance for x, y in zip(chances, one_fewer, strict=False)]
+        remains = torch.stack(chances).sum(0)  # [rows, a, points]
+        found.append(((1 - remains) * weights.to(chosen)).sum((1, 2)))
     result[near] = torch.cat(found)
     return result
 

@@ -89,17 +89,17 @@ class Criteria:
         limit, from which the expected flips of decisions are computed.
         """
         found = defaultdict[Criterion, list[CriterionResult]](list)
-        for one in (one for run in runs for one in self.evaluate(*run)):
-            found[one.criterion].append(one)
+        for run in runs:
+            for one in self.evaluate(*run):
+                found[one.criterion].append(one)
         failed = {one.criterion for run in others for one in self.evaluate(*run) if not one.holds}
-        result, references = [], [reference for reference, _ in runs]
+        references = [reference for reference, _ in runs]
+        result = []
         for criterion in dict.fromkeys((*self.each, *found)):
             absent = CriterionResult(criterion, None, 0.0)
             held = max(found[criterion], key=lambda one: (one.value is not None, one.share), default=absent)
             outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
-            decisions = [margins_of(criterion, one[0]) for one in outputs if len(one) == 1]
-            flips = [one.flips(predicted * one.allowed_change) for one in decisions if one is not None]
-            predictable = bool(flips) and math.isfinite(predicted)
+            expected = _expected_value(criterion, outputs, predicted)
             value = CriterionValue(
                 output=criterion.output,
                 kind=criterion.measure_text,
@@ -109,7 +109,7 @@ class Criteria:
                 share=held.share if runs and math.isfinite(held.share) else None,
                 holds=held.value is not None and held.holds and criterion not in failed,
                 entries=_entries_of(criterion, outputs),
-                predicted=(max(flips) if criterion.how.sign == "<=" else 1 - max(flips)) if predictable else None,
+                predicted=expected,
             )
             result.append(value)
         return tuple(result)
@@ -134,6 +134,19 @@ class Criteria:
         if margins is not None and not math.isnan(worst):
             return CriterionResult(criterion, worst, margins.share(reference[meant[0]], candidate[meant[0]]))
         return CriterionResult(criterion, worst, criterion.share(worst))
+
+
+def _expected_value(criterion: Criterion, runs: Sequence[Tensors], predicted: float) -> float | None:
+    """The value that a criterion on decisions is expected to have, from the expected flips in the worst run; None for
+    other criteria, and without an estimate.
+
+    runs: the outputs that the criterion covers, of each run. predicted: the share of the limit, to first order.
+    """
+    decisions = [margins_of(criterion, one[0]) for one in runs if len(one) == 1]
+    flips = [one.flips(predicted * one.allowed_change) for one in decisions if one is not None]
+    if not flips or not math.isfinite(predicted):
+        return None
+    return max(flips) if criterion.how.sign == "<=" else 1 - max(flips)
 
 
 def _entries_of(criterion: Criterion, runs: Sequence[Tensors]) -> int | None:

@@ -51,26 +51,39 @@ class Comparison:
 
 def compare(before: Audit, after: Audit) -> Comparison:
     """All differences between two audits, in the order of the later audit, then of the earlier one."""
-    was, now = settings(before), settings(after)
-    gone, left = list[Finding](), Counter(map(_identity, after.findings))
+    was = settings(before)
+    now = settings(after)
+    gone = list[Finding]()
+    left = Counter(map(_identity, after.findings))
     for finding in before.findings:
-        left[_identity(finding)] -= 1
-        gone += [finding] if left[_identity(finding)] < 0 else []
-    old, new = _by_place(before.nodes), _by_place(after.nodes)
-    verdicts = list[VerdictChange]()
+        identity = _identity(finding)
+        left[identity] -= 1
+        if left[identity] < 0:
+            gone.append(finding)
+    old = _by_place(before.nodes)
+    new = _by_place(after.nodes)
+    changes = list[VerdictChange]()
     for key in {**new, **old}:
         node = (new.get(key) or old[key]).node
-        one, two = ({f: v.verdict for f, v in side[key].verdicts.items()} if key in side else {} for side in (old, new))
-        verdicts += [VerdictChange(node, f, one.get(f), two.get(f)) for f in one | two if one.get(f) != two.get(f)]
+        earlier = _verdicts_of(old.get(key))
+        later = _verdicts_of(new.get(key))
+        for fmt in earlier | later:
+            if earlier.get(fmt) != later.get(fmt):
+                changes.append(VerdictChange(node, fmt, earlier.get(fmt), later.get(fmt)))
     return Comparison(
         before,
         after,
         new=fresh(before, after),
         gone=tuple(gone),
         plans=tuple((n, before.plans.get(n), after.plans.get(n)) for n in {**after.plans, **before.plans}),
-        verdicts=tuple(verdicts),
+        verdicts=tuple(changes),
         caveats=tuple((what, was[what], value) for what, value in now.items() if was[what] != value),
     )
+
+
+def _verdicts_of(report: NodeReport | None) -> dict[str, str]:
+    """{format: verdict}; {} without a report."""
+    return {} if report is None else {fmt: verdict.verdict for fmt, verdict in report.verdicts.items()}
 
 
 def regressions(both: Comparison) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,11 +17,11 @@ from ..loading.state import upcast_model
 from ..numerics.formats import FORMATS, dtype_name, significant_bits
 from ..numerics.metrics import loss_of
 from ..numerics.nodes import dtype, row_of
-from ..records import Capture, Plan, Subject
+from ..records import Capture, Node, Plan, Subject
 from ..records.ledger import LedgerRow, SilentCast
 from .beside import UnderPlan, policy_of, under_policy
 from .execute import RECORDED, Executor
-from .policy import Policy, choice_from_scopes
+from .policy import Policy, PrecisionChoice, choice_from_scopes
 
 
 def run_ledger(
@@ -39,27 +40,55 @@ def rows_of(subject: Subject, capture: Capture, plan: Plan | None, run: UnderPla
     """A row for each parameter and buffer of the model, then for each recorded operation: its dtypes as loaded,
     requested, planned and executed. run: a replay, under the plan if a plan is given."""
     program = plan.program if plan is not None else None
-    choice = choice_from_scopes(plan.scopes) if plan and not program else None
-    kept = {each.node for each in program.kept if not each.only_output} if program else set[str | None]()
-    stored = policy_of(capture, plan).stored if plan and not program else {}
+    choice: PrecisionChoice | None = None
+    kept = set[str | None]()  # operations that an exported program keeps in FP32
+    stored: Mapping[str, str] = {}  # {placeholder of a weight: the format in which the plan stores it}
+    if program is not None:
+        kept = {each.node for each in program.kept if not each.only_output}
+    elif plan is not None:
+        choice = choice_from_scopes(plan.scopes)
+        stored = policy_of(capture, plan).stored
     places = {place.fqn: place.name for place in capture.placeholders if place.fqn is not None}
 
     def weight(row: LedgerRow) -> LedgerRow:
         place = places.get(row.name, "")
-        own = FORMATS[stored[place]].storage if place in stored else row.loaded
-        return replace(row, planned=own if choice else None, executed=" and ".join(run.read.get(place, ())) or None)
+        planned = None
+        if choice is not None:
+            planned = FORMATS[stored[place]].storage if place in stored else row.loaded
+        return replace(row, planned=planned, executed=" and ".join(run.read.get(place, ())) or None)
+
+    def planned_format(plan: Plan, name: str, owner: str) -> str:
+        if choice is not None:
+            return choice(owner)
+        return "fp32" if name in kept else plan.format
 
     def operation_row(n: fx.Node) -> LedgerRow:
-        node, planned, computed = capture.nodes[n.name], None, run.dtypes.get(n.name)
+        node = capture.nodes[n.name]
+        computed = run.dtypes.get(n.name)
+        planned = None
         if plan is not None and node.floating:
-            planned = FORMATS[choice(node.owner) if choice else "fp32" if n.name in kept else plan.format].storage
-        region = None if node.region is None else node.region.dtype if node.region.enabled else "float32"
-        author = node.dtype if row_of(n).cast else region
-        dtypes = (node.dtype, None, author, planned, computed.computed if computed else None)
-        return LedgerRow(n.name, "operation", *dtypes, module=node.owner, op=node.op, source=node.source)
+            planned = FORMATS[planned_format(plan, n.name, node.owner)].storage
+        return LedgerRow(
+            name=n.name,
+            kind="operation",
+            loaded=node.dtype,
+            author=node.dtype if row_of(n).cast else _dtype_of_region(node),
+            planned=planned,
+            executed=computed.computed if computed else None,
+            module=node.owner,
+            op=node.op,
+            source=node.source,
+        )
 
     nodes = (n for n in capture.graph_module.graph.nodes if n.name in capture.nodes and n.name not in capture.twins)
     return (*map(weight, subject.stored), *map(operation_row, nodes))
+
+
+def _dtype_of_region(node: Node) -> str | None:
+    """The dtype that the autocast region around an operation requests; None outside of regions."""
+    if node.region is None:
+        return None
+    return node.region.dtype if node.region.enabled else "float32"
 
 
 class _Cast(NamedTuple):
@@ -79,23 +108,32 @@ def silent_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     In the forward: explicit casts, and casts by autocast regions of the model that undo an upcast. Not included: casts
     to the only dtype of the parameters. Casts on one source line are merged into the first.
     """
-    capture, found = capture.first, dict[Any, SilentCast]()
+    capture = capture.first
     loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
-    nodes = ((n, _cast_of(capture, n)) for n in capture.graph_module.graph.nodes if n.name in capture.nodes)
-    casts = {n: cast for n, cast in nodes if cast is not None and loaded != {dtype_name(cast.to)}}
+    casts = dict[fx.Node, _Cast]()
+    for n in capture.graph_module.graph.nodes:
+        cast = _cast_of(capture, n) if n.name in capture.nodes else None
+        if cast is not None and loaded != {dtype_name(cast.to)}:
+            casts[n] = cast
     executor = Executor(capture.graph_module, Policy.wide(capture))
+    found = dict[Any, SilentCast]()
     with torch.no_grad():
         for n, _ in executor.steps(*capture.bind(subject.model, subject.batches[0])) if casts else ():
             cast = casts.get(n)
-            if cast is None or (cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all())):
+            if cast is None:
                 continue
+            if cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all()):
+                continue  # scaled to the range of 8 bits, so on purpose
             x = executor.value_of(cast.source) if cast.source else RECORDED.compute(n, executor.value_of)
-            if (loss := loss_of(x, x.to(cast.to))) is not None:
-                node = capture.nodes[n.name]
-                key = cast.kind, node.source_path, node.source, node.op
-                dtypes = dtype_name(x.dtype), dtype_name(cast.to)
-                known = found.setdefault(key, SilentCast(cast.kind, (), *dtypes, loss, node=n.name))
-                found[key] = replace(known, names=tuple(dict.fromkeys((*known.names, node.owner or "the model"))))
+            loss = loss_of(x, x.to(cast.to))
+            if loss is None:
+                continue
+            node = capture.nodes[n.name]
+            key = cast.kind, node.source_path, node.source, node.op
+            first = SilentCast(cast.kind, (), dtype_name(x.dtype), dtype_name(cast.to), loss, node=n.name)
+            known = found.setdefault(key, first)
+            names = dict.fromkeys((*known.names, node.owner or "the model"))
+            found[key] = replace(known, names=tuple(names))
     return (*subject.casts, *found.values())
 
 

@@ -239,21 +239,31 @@ class Policy(Semantics):
         return cls(capture, "autocast", plain("fp32"), "fp32")
 
     def _boundaries(self) -> dict[str, Boundary]:
-        precisions, above, excepting = dict[str, str](), dict[str, str | None](), {*self._keep, *self._fp32_output}
+        """The modules whose precision differs from a caller's, or that keep some functions in FP32."""
+        with_exceptions = {*self._keep, *self._fp32_output}
+        precisions = dict[str, str]()
+        above = dict[str, str | None]()  # the callers' precision; "input" if they have several
         for owner, callers in self.layout.callers.items():
             precision = self._assigned[owner]
             outer = {None if path is None else self._assigned[path] for path in callers}
-            if outer != {precision} or (owner in excepting and precision != "fp32"):
-                precisions[owner], above[owner] = precision, outer.pop() if len(outer) == 1 else "input"
-        handed_low: set[str] = set()
-        for reader, paths in self.layout.exited_modules.items() if "fp32" in precisions.values() else ():
-            if self._assigned[reader] != "fp32":
-                handed_low |= paths
+            if outer != {precision} or (owner in with_exceptions and precision != "fp32"):
+                precisions[owner] = precision
+                above[owner] = outer.pop() if len(outer) == 1 else "input"
+        handed_low = set[str]()  # modules whose results a low-precision module reads
+        if "fp32" in precisions.values():
+            for reader, paths in self.layout.exited_modules.items():
+                if self._assigned[reader] != "fp32":
+                    handed_low |= paths
         result = {}
         for path, precision in precisions.items():
-            low, some = precision != "fp32", (self._keep, self._fp32_output)
-            kept, wide = (names.get(path, frozenset()) if low else frozenset[str]() for names in some)
-            keeps = bool(wide) and not self.how.regional if low else path not in handed_low
+            kept = frozenset[str]()
+            wide = frozenset[str]()
+            if precision == "fp32":
+                keeps = path not in handed_low
+            else:
+                kept = self._keep.get(path, kept)
+                wide = self._fp32_output.get(path, wide)
+                keeps = bool(wide) and not self.how.regional
             entry, exit = self.how.boundary(precision, above[path], keeps)
             result[path] = Boundary(precision, keeps, entry, exit, kept, wide)
         return result

@@ -303,29 +303,44 @@ def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> 
     if isinstance(found, str):
         return TokenComparison(None, failure=found)
     counts = torch.cat([one.counts.cpu() for one in batches]).T  # [steps, prompts]
-    cached = torch.cat(found["cached"], 2)
-    one_pass = torch.cat(found["one_pass"], 2) if found.get("one_pass") else None
+    cached = torch.cat(found["cached"], 2)  # [4, steps, prompts]
     kl, chosen, top, change = (x[counts] for x in cached)
-    flips, tokens = float(chosen.sum()), max(int(counts.sum()), 1)
-    scale, root = 1000 / tokens, math.sqrt(flips)
-    firsts = sorted(_first(column) for column in (cached[1].bool() & counts).T)
+    flips = float(chosen.sum())
+    tokens = max(int(counts.sum()), 1)
+    per_1000 = 1000 / tokens
+
+    # The square root of a Poisson number is about normal, with a standard deviation of 1/2.
+    root = math.sqrt(flips)
+    flips_low = max(root - NORMAL_95, 0.0) ** 2
+    flips_high = (root + NORMAL_95) ** 2
+
+    flipped = cached[1].bool() & counts
+    firsts = sorted(_first(steps_of_prompt) for steps_of_prompt in flipped.T)
     steps = counts.shape[0]
-    edges = [round(i * steps / min(MAX_RUNS, steps)) for i in range(min(MAX_RUNS, steps) + 1)]
+    number_of_runs = min(MAX_RUNS, steps)
+    edges = [round(i * steps / number_of_runs) for i in range(number_of_runs + 1)]
     runs = [cached[0][a:b][counts[a:b]] for a, b in pairwise(edges)]
+
+    one_pass_kl = None
+    one_pass_flips = None
+    if found.get("one_pass"):
+        one_pass = torch.cat(found["one_pass"], 2)
+        one_pass_kl = float(one_pass[0][counts].mean())
+        one_pass_flips = float(one_pass[1][counts].sum()) * per_1000
     return TokenComparison(
         kl=float(kl.mean()),
         kl_99=float(kl.quantile(0.99)),
         kl_most=float(kl.max()),
         same_top=1 - float(top.mean()),
         rms_probability=float(change.square().mean().sqrt()),
-        flips=flips * scale,
-        flips_low=max(root - NORMAL_95, 0.0) ** 2 * scale,
-        flips_high=(root + NORMAL_95) ** 2 * scale,
+        flips=flips * per_1000,
+        flips_low=flips_low * per_1000,
+        flips_high=flips_high * per_1000,
         first_flip=_whole(statistics.median_high(firsts)),
         first_flip_10=_whole(firsts[(len(firsts) - 1) // 10]),
         kl_by_position=tuple(float(run.mean()) for run in runs if run.numel()),
-        one_pass_kl=None if one_pass is None else float(one_pass[0][counts].mean()),
-        one_pass_flips=None if one_pass is None else float(one_pass[1][counts].sum()) * scale,
+        one_pass_kl=one_pass_kl,
+        one_pass_flips=one_pass_flips,
     )
 
 

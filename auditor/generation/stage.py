@@ -138,27 +138,36 @@ def generate_reference(
     if options.generate is None:
         return subject, options, None
     folder = tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True)
-    decoding, model = Decoding(options.generate, options.temperature, options.seed), subject.model
+    decoding = Decoding(options.generate, options.temperature, options.seed)
+    model = subject.model
 
-    def each(batches: Sequence[Batch], name: str) -> list[ReferenceTokens]:
+    def generate(batches: Sequence[Batch], name: str) -> list[ReferenceTokens]:
         files = [Path(folder.name, f"{name}{index}.pt") for index in range(len(batches))]
         prompts = [prompts_of(model, batch) for batch in batches]
         return [decoding.reference(model, *one, nullcontext) for one in zip(prompts, files, strict=True)]
 
+    def with_tokens(generated: Sequence[ReferenceTokens]) -> tuple[Batch, ...]:
+        return tuple(one.prompts.forced_inputs(model, one.tokens) for one in generated)
+
     with stages("generate", f"{options.generate} tokens in FP32"):
-        batches, held_out = each(subject.batches, "batch"), each(subject.held_out, "held_out")
-        caches = stored_caches(decoding, model, held_out or batches, nullcontext)
-        scaled = scaled_caches(decoding, model, held_out or batches, nullcontext) if caches else ()
-        forced, others = (tuple(one.prompts.forced_inputs(model, one.tokens) for one in x) for x in (batches, held_out))
-        subject = replace(subject, batches=forced, held_out=others)
+        batches = generate(subject.batches, "batch")
+        held_out = generate(subject.held_out, "held_out")
+        checks = held_out or batches
+        caches = stored_caches(decoding, model, checks, nullcontext)
+        scaled = scaled_caches(decoding, model, checks, nullcontext) if caches else ()
+        forced = with_tokens(batches)
+        forced_held_out = with_tokens(held_out)
+        subject = replace(subject, batches=forced, held_out=forced_held_out)
         outputs = run_model(model, subject.batches[0], seed=options.seed)
-    names, vocabulary = names_of(outputs), torch.load(batches[0].logits, mmap=True).shape[-1]
+    names = names_of(outputs)
+    vocabulary = torch.load(batches[0].logits, mmap=True).shape[-1]
     if not names or outputs[0].dim() != 3 or outputs[0].shape[-1] != vocabulary:
         raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, {vocabulary}]")
+    logits = names[0]
     if not options.criteria and options.metric is None:
-        limits = tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}"))
-        options = options.model_copy(update={"criteria": limits})
-    limits = tuple(one for one in options.criteria if one.speaks_of(names[0]) and one.measure_text in ("kl", "top1"))
+        default = tuple(criteria_of(f"{logits}: top1 >= {1 - options.max_error:.12g}"))
+        options = options.model_copy(update={"criteria": default})
+    limits = tuple(one for one in options.criteria if one.speaks_of(logits) and one.measure_text in ("kl", "top1"))
     return subject, options, GenerationReference(folder, decoding, batches, held_out, caches, scaled, limits)
 
 
@@ -166,29 +175,21 @@ def parts_of(capture: Capture) -> dict[str, str]:
     """{node or placeholder: its part of the model, such as `norms`}, by its row in the table of operations and by the
     operations that read its result; a weight belongs to the part of the last operation that reads the weight."""
     nodes = list(capture.graph_module.graph.nodes)
-    varying = {placeholder.name for placeholder in capture.placeholders if placeholder.kind in ("input", "parameter")}
-    rotary, angles, cached, routed = set[fx.Node](), set[fx.Node](), set[fx.Node](), set[fx.Node]()
+    rotary, angles = _rotary_nodes(capture)
+    routed = _routing_nodes(nodes)
+    cached = set[fx.Node]()
     for node in nodes:
-        row = row_of(node)
-        if row.wave or (not (row.product or row.attention) and rotary & set(node.all_input_nodes)):
-            rotary.add(node)
-        if row.wave and node not in angles:
-            upstream = reach([node], lambda at: at.all_input_nodes)
-            floats = (x for at in upstream if at.name in varying for x in tensors_in(at.meta.get("val")))
-            angles.update([] if any(x.is_floating_point() for x in floats) else upstream)  # only positions are upstream
-        if row.attention:
-            for source in node.all_input_nodes[1:3]:
+        if row_of(node).attention:
+            for source in node.all_input_nodes[1:3]:  # keys and values
                 cached.update(_through(source))
-    for node in reversed(nodes):
-        discrete = any(not x.is_floating_point() for x in tensors_in(node.meta.get("val")))
-        if node.op == "call_function" and discrete and not row_of(node).asks_shape:
-            for source in node.all_input_nodes:
-                if source.op == "call_function" and any(x.is_floating_point() for x in tensors_in(source.meta["val"])):
-                    routed.update(_of_product(source))
-    head = set(_through(next((n for n in nodes if n.name == capture.outputs[0]), nodes[-1])))
+    output = next((n for n in nodes if n.name == capture.outputs[0]), nodes[-1])
+    head = set(_through(output))
     result = {}
-    for node in (node for node in nodes if node.op == "call_function"):
-        row, owner = row_of(node), capture.nodes.get(node.name)
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        row = row_of(node)
+        owner = capture.nodes.get(node.name)
         parts = {
             "head": node in head,
             "router": node in routed,
@@ -200,8 +201,42 @@ def parts_of(capture: Capture) -> dict[str, str]:
             "residual sums": row.sum,
         }
         result[node.name] = next((part for part, is_one in parts.items() if is_one), "activations and the rest")
-    for node in (node for node in nodes if node.name not in result):
-        result[node.name] = next((result[one.name] for one in reversed([*readers(node)])), "unread")
+    for node in nodes:
+        if node.name not in result:
+            last_readers = reversed([*readers(node)])
+            result[node.name] = next((result[one.name] for one in last_readers), "unread")
+    return result
+
+
+def _rotary_nodes(capture: Capture) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Operations of rotary embeddings: from the sines and cosines on, up to the next product; and those that compute the
+    angles, from positions alone."""
+    varying = {placeholder.name for placeholder in capture.placeholders if placeholder.kind in ("input", "parameter")}
+    rotary = set[fx.Node]()
+    angles = set[fx.Node]()
+    for node in capture.graph_module.graph.nodes:
+        row = row_of(node)
+        continues = not (row.product or row.attention) and not rotary.isdisjoint(node.all_input_nodes)
+        if row.wave or continues:
+            rotary.add(node)
+        if row.wave and node not in angles:
+            upstream = reach([node], lambda at: at.all_input_nodes)
+            given = (x for at in upstream if at.name in varying for x in tensors_in(at.meta.get("val")))
+            if not any(x.is_floating_point() for x in given):
+                angles.update(upstream)
+    return rotary, angles
+
+
+def _routing_nodes(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Operations that compute the scores of discrete choices, such as those of experts, from the nearest product on."""
+    result = set[fx.Node]()
+    for node in reversed(nodes):
+        is_discrete = any(not x.is_floating_point() for x in tensors_in(node.meta.get("val")))
+        if node.op != "call_function" or not is_discrete or row_of(node).asks_shape:
+            continue
+        for source in node.all_input_nodes:
+            if source.op == "call_function" and any(x.is_floating_point() for x in tensors_in(source.meta["val"])):
+                result.update(_of_product(source))
     return result
 
 

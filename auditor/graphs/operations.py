@@ -119,35 +119,48 @@ class Table:
 
 def table_of(graph: fx.Graph, format: str, planning: PlanningContext) -> Table:
     """The solver's table of operations and values, for a format. graph: the exported graph with recorded shapes."""
-    costs, captured, asked = costs_of(graph), align_nodes(graph, planning.capture.first), planning.options
-    returned, share = graph.output_node().all_input_nodes, FUSED if asked.objective == "time" else TIE
-    operations, values, makers = dict[str, GraphOperation](), dict[str, Value](), dict[Any, str]()
+    costs = costs_of(graph)
+    captured = align_nodes(graph, planning.capture.first)  # {node: its recorded operation}
+    options = planning.options
+    returned = graph.output_node().all_input_nodes
+    share = FUSED if options.objective == "time" else TIE
+    operations = dict[str, GraphOperation]()
+    values = dict[str, Value]()
+    makers = dict[Any, str]()  # {node: the operation that makes its value}
     for node in graph.nodes:
-        name, elements, its = node.name, elements_of(node), captured.get(node.name)
+        name = node.name
+        elements = elements_of(node)
+        recorded = captured.get(name)
+        contribution = planning.contributions[format].get(recorded or "")
+        error = 0.0  # of running the operation in low precision
+        rounding = 0.0  # of rounding its result
+        if contribution:
+            error = min(contribution.own**2, FORBIDDEN)
+            rounding = min(contribution.cast**2, FORBIDDEN)
         picks = op_name(node.target) == "getitem"  # one element of a tuple
-        contribution = planning.contributions[format].get(its or "")
-        effects = (contribution.own, contribution.cast) if contribution else (0.0, 0.0)
-        own, rounding = (min(effect**2, FORBIDDEN) for effect in effects)
         if node.op == "call_function":
             makers[node] = makers.get(node.args[0], name) if picks else name
         reads = tuple(source.name for source in node.all_input_nodes if dtype(source) is torch.float32)
         if reads and node.op == "call_function" and not picks:
-            cost, figures = costs[name], asked.gpu_spec
-            low, high = (price(asked.objective, cost, elements, each, figures) for each in (format, "fp32"))
-            why = _reason_to_keep(node, its, format, planning)
-            whole = GraphOperation(name, op_name(node.target), reads, low, high, own, cost.flops, its, *why)
-            output = f"{name}{FP32_OUTPUT}"
-            able = row_of(node).packet in FACTORS and not node.kwargs  # a product that may have FP32 output
-            if able and (not whole.kind or (whole.kind == "unsafe" and not fails_by_inputs(contribution))):
+            cost = costs[name]
+            low = price(options.objective, cost, elements, format, options.gpu_spec)
+            high = price(options.objective, cost, elements, "fp32", options.gpu_spec)
+            why = _reason_to_keep(node, recorded, format, planning)
+            whole = GraphOperation(name, op_name(node.target), reads, low, high, error, cost.flops, recorded, *why)
+            can_give_fp32 = row_of(node).packet in FACTORS and not node.kwargs
+            if can_give_fp32 and (not whole.kind or (whole.kind == "unsafe" and not fails_by_inputs(contribution))):
+                # The product itself is one choice, the rounding of its output another.
+                output = f"{name}{FP32_OUTPUT}"
                 times = FORMATS["fp32"].bytes // FORMATS[format].bytes
-                cost = replace(cost, elements=cost.elements + (times - 1) * elements)
-                more = price(asked.objective, cost, times * elements, format, figures) - low
+                wider = replace(cost, elements=cost.elements + (times - 1) * elements)
+                more = price(options.objective, wider, times * elements, format, options.gpu_spec) - low
                 operations[output] = replace(whole, name=output, reads=(), low=0.0, high=more, flops=0)
-                whole, makers[node] = replace(whole, high=high - more, error=0.0, kind="", kept=""), output
+                whole = replace(whole, high=high - more, error=0.0, kind="", kept="")
+                makers[node] = output
             operations[name] = whole
         if node.op != "output" and dtype(node) is torch.float32:
             maker = makers[node] if makers.get(node) in operations else None
-            cast = share * cast_seconds(elements, format, asked.gpu_spec)
+            cast = share * cast_seconds(elements, format, options.gpu_spec)
             values[name] = Value(name, maker, cast, rounding, node.op == "get_attr", node in returned)
     return Table(format, operations, values)
 

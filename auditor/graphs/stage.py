@@ -196,15 +196,23 @@ def cuts_of(table: Table) -> Cuts:
             arcs.append(Arc(each.name, HIGH, each.low, each.error))
         arcs.append(Arc(LOW, node(each.name), each.high))
         if each.name.endswith(FP32_OUTPUT):
-            arcs.append(Arc(node(each.name), node(each.name.removesuffix(FP32_OUTPUT)), math.inf))
+            product = each.name.removesuffix(FP32_OUTPUT)
+            arcs.append(Arc(node(each.name), node(product), math.inf))
     for value in table.values.values():
-        maker, some, every = node(value.made_by), ("some", value.name), ("every", value.name)
+        maker = node(value.made_by)
+        some = ("some", value.name)
+        every = ("every", value.name)
         for reader in map(node, table.readers[value.name]):
-            arcs += [Arc(reader, some, math.inf), Arc(every, reader, math.inf)]
+            arcs.append(Arc(reader, some, math.inf))
+            arcs.append(Arc(every, reader, math.inf))
         if value.returned:
             arcs.append(Arc(every, HIGH, math.inf))
-        arcs.append(Arc(some, maker, 0.0 if value.stored else value.cast, value.error))
-        arcs.append(Arc(some if value.stored else maker, every, value.cast))
+        if value.stored:  # converted ahead; a run pays for a cast only if the readers differ in precision
+            arcs.append(Arc(some, maker, 0.0, value.error))
+            arcs.append(Arc(some, every, value.cast))
+        else:
+            arcs.append(Arc(some, maker, value.cast, value.error))
+            arcs.append(Arc(maker, every, value.cast))
     return Cuts(arcs, sum(each.low + each.high for each in table.operations.values()))
 
 

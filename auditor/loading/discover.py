@@ -9,7 +9,7 @@ import importlib
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -77,42 +77,71 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
     "model-raises" | "bad-spec").
     """
     symbol = target.symbol or _entry_point(module, target) or _conventional(module, target, seed)
-    if target.symbol and (parts := _method_in(module, target.symbol)):
-        return built_for_method(discover(module, replace(target, symbol=parts[0]), seed), parts[1], target)
-    made, kind, spec = _find_symbol(module, target, symbol), "instance", dict[str, Any]()
-    args, kwargs = tuple[Any, ...](), dict[str, Any]()
+    if target.symbol:
+        parts = _method_in(module, target.symbol)
+        if parts:
+            owner, method = parts
+            built = discover(module, replace(target, symbol=owner), seed)
+            return built_for_method(built, method, target)
+    made = _find_symbol(module, target, symbol)
+    kind = "instance"
+    spec = dict[str, Any]()
+    args = tuple[Any, ...]()
+    kwargs = dict[str, Any]()
     if not isinstance(made, nn.Module):
         if not callable(made):
             what = f"{symbol} in {target.label} is a {type(made).__name__}"
             raise LoadError(f"{what}: name a model, a class or a function", "not-a-model")
         kind = "class" if inspect.isclass(made) else "factory"
-        args, kwargs = target.args, dict(target.kwargs)
+        args = target.args
+        kwargs = dict(target.kwargs)
         if symbol == "Model" and not args and not kwargs and hasattr(module, "get_init_inputs"):
-            what = f"get_init_inputs() in {target.label}"
-            given = call(module.get_init_inputs, what, "model-raises")
-            if not isinstance(given, list | tuple):
-                raise LoadError(f"{what} must return a list of arguments", slug="bad-spec")
-            both = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], Mapping)
-            # [[args], {kwargs}] | [args]
-            args, kwargs = (tuple(given[0]), dict(given[1])) if both else (tuple(given), {})
+            args, kwargs = _init_inputs(module, target)
         made = _build(made, target, symbol, seed, *_named(args, module, target), **_named(kwargs, module, target))
         if symbol.rpartition(".")[2] == "audit_spec":
-            what = f"audit_spec() in {target.label}"
-            if not isinstance(made, Mapping) or not isinstance(made.get("model"), nn.Module) or "inputs" not in made:
-                raise LoadError(f"{what} must return a dict with 'model' and 'inputs'", slug="bad-spec")
-            if unknown := sorted(set(made) - set(SPEC_KEYS)):
-                raise LoadError(f"{what} has unknown keys {unknown}: use only {', '.join(SPEC_KEYS)}", "bad-spec")
-            kind, spec, made = "spec", dict(made), made["model"]
+            spec = _checked_spec(made, target)
+            kind = "spec"
+            made = made["model"]
     if not isinstance(made, nn.Module):
         what = f"{symbol}() in {target.label} returned a {type(made).__name__}"
         raise LoadError(f"{what}: return only the nn.Module", "not-a-model")
     file = Path(target.path or getattr(module, "__file__", None) or "")
     # an installed module is imported by its name: its path differs between machines
-    path = file if file.suffix == ".py" and not is_installed(str(file)) else None
-    where, digest = (str(path), digest_of(path)) if path else (None, None)
-    how: dict[str, Any] = {"digest": digest, "working_directory": str(Path.cwd()), "words": target.words}
-    origin = Origin(where, module.__name__, symbol, kind, args, kwargs, **how)
+    is_script = file.suffix == ".py" and not is_installed(str(file))
+    origin = Origin(
+        str(file) if is_script else None,
+        module.__name__,
+        symbol,
+        kind,
+        args,
+        kwargs,
+        digest=digest_of(file) if is_script else None,
+        working_directory=str(Path.cwd()),
+        words=target.words,
+    )
     return BuiltModel(made, origin, spec)
+
+
+def _init_inputs(module: ModuleType, target: Target) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a class `Model` that `get_init_inputs()` returns: a list, or [[args], {kwargs}]."""
+    what = f"get_init_inputs() in {target.label}"
+    given = call(module.get_init_inputs, what, "model-raises")
+    if not isinstance(given, list | tuple):
+        raise LoadError(f"{what} must return a list of arguments", slug="bad-spec")
+    if len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], Mapping):
+        return tuple(given[0]), dict(given[1])
+    return tuple(given), {}
+
+
+def _checked_spec(made: object, target: Target) -> dict[str, Any]:
+    """The result of `audit_spec()`, a dict with `model` and `inputs`. Raises: LoadError(slug="bad-spec")."""
+    what = f"audit_spec() in {target.label}"
+    if not isinstance(made, Mapping) or not isinstance(made.get("model"), nn.Module) or "inputs" not in made:
+        raise LoadError(f"{what} must return a dict with 'model' and 'inputs'", slug="bad-spec")
+    unknown = sorted(set(made) - set(SPEC_KEYS))
+    if unknown:
+        raise LoadError(f"{what} has unknown keys {unknown}: use only {', '.join(SPEC_KEYS)}", "bad-spec")
+    return dict(made)
 
 
 def _method_in(module: ModuleType, symbol: str) -> tuple[str, str] | None:
@@ -326,12 +355,16 @@ def from_transformers(target: Target, folder: Path, seed: int) -> BuiltModel:
     """
     transformers = importlib.import_module("transformers")
     reseed(seed)
-    config, notes = _config(transformers, folder), tuple[str, ...]()
-    kind = wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
+    config = _config(transformers, folder)
+    notes = tuple[str, ...]()
+    wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
+    kind = wanted
     named = getattr(transformers, wanted, None)
     if wanted != "AutoModel" and not (isinstance(named, type) and issubclass(named, nn.Module)):
-        kind, notes = "AutoModel", (LACKS_CLASS.format(wanted),)
-    maker, stored = getattr(transformers, kind), load_checkpoint(folder)
+        kind = "AutoModel"
+        notes = (LACKS_CLASS.format(wanted),)
+    maker = getattr(transformers, kind)
+    stored = load_checkpoint(folder)
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
         make = maker.from_config if kind == "AutoModel" else maker
         model = call(make, f"{kind} from {folder.name}", "model-raises", config)
@@ -342,18 +375,26 @@ def from_transformers(target: Target, folder: Path, seed: int) -> BuiltModel:
     transformers.utils.logging.set_verbosity_error()  # the notes list missing and ignored weights instead
     transformers.utils.logging.disable_progress_bar()
     model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **asked)
-    said, low = tuple(differences(model, info, folder.name)), Counter[str]()
-    ignored = set(info.get("unexpected_keys", ()))
-    for value in {x.data_ptr(): x for name, x in stored.items() if name not in ignored}.values():
-        if is_low(value.dtype):
-            low[dtype_name(value.dtype)] += value.numel()
-    stored_low = {name: min(count, size_of(model)) for name, count in low.items()}
+    said = tuple(differences(model, info, folder.name))
+    stored_low = _count_low(stored, set(info.get("unexpected_keys", ())))
+    stored_low = {name: min(count, size_of(model)) for name, count in stored_low.items()}
     origin = Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder))
     if not Path(target.args[0]).is_dir():
         name, _, revision = str(target.args[0]).partition("@")
-        arguments |= {"revision": revision} if revision else {}
+        if revision:
+            arguments["revision"] = revision
         origin = replace(origin, init_args=(name,), folder=None)
     return BuiltModel(model, origin, stored_low=stored_low, notes=notes, checkpoint=said)
+
+
+def _count_low(stored: Mapping[str, Tensor], ignored: Collection[str]) -> dict[str, int]:
+    """{dtype: number of weights} of the low-precision tensors of a checkpoint; tied weights count once."""
+    used = {x.data_ptr(): x for name, x in stored.items() if name not in ignored}
+    result = Counter[str]()
+    for value in used.values():
+        if is_low(value.dtype):
+            result[dtype_name(value.dtype)] += value.numel()
+    return dict(result)
 
 
 def _config(transformers: Any, folder: Path) -> Any:

@@ -55,7 +55,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Watch:
-    """Observations from running code below the function `outermost`.
+    """How a model's tensors were created, loaded and converted by the code that the function `outermost` called.
 
     seen: "restored" from a state dict, "read" from a file, "trained" by an optimizer. checkpoint: {tensor: the widest
     dtype in which it was loaded, and the line}. rounded, converted, created: {tensor: its cast on loading, by a call
@@ -188,7 +188,10 @@ def _is_equal(x: Tensor, y: Tensor, via: torch.dtype) -> bool:
 
 @contextmanager
 def watch_weights(outermost: CodeType) -> Iterator[Watch]:
-    """In the body, observe how tensors of modules are created, loaded and converted. outermost: as in Watch."""
+    """While the context is open, record how tensors of modules are created, loaded and converted.
+
+    outermost: as in Watch.
+    """
     watch = Watch(outermost)
     library = sys.modules.get("transformers.modeling_utils")  # has its own reference to the reader if imported before
     calls: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -205,7 +208,8 @@ def watch_weights(outermost: CodeType) -> Iterator[Watch]:
     ]
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_post_hook(lambda *_: watch.seen.add("trained")).remove)
-        get, own = weakref.getweakrefs, WeakIdRef  # because of which torch would swap no watched tensors
+        # torch refuses to swap a tensor to which there are weak references, so those of the watch are hidden from it
+        get, own = weakref.getweakrefs, WeakIdRef
         stack.enter_context(swap_attribute(weakref, "getweakrefs", lambda x: [r for r in get(x) if type(r) is not own]))
         for holder, name, handler in calls:
             stack.enter_context(swap_attribute(holder, name, _through(handler, getattr(holder, name))))
@@ -220,19 +224,32 @@ def _through(handler: Callable[..., Any], original: Callable[..., Any]) -> Calla
 def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tuple[SilentCast, ...]]:
     """The model's parameters and buffers as loaded, and the casts to fewer bits that nobody asked for; casts of one
     line and kind are merged, with the largest loss."""
-    weights, rows, casts = _Weights(model, watch), list[LedgerRow](), list[SilentCast]()
-    groups = dict[Any, dict[str, Loss | None]]()
+    weights = _Weights(model, watch)
+    rows = list[LedgerRow]()
+    groups = dict[Any, dict[str, Loss | None]]()  # {(kind, line, dtypes before and after): {weight: its loss}}
     for x, (name, *_) in weights.names.items():
-        kind, known = "parameter" if isinstance(x, nn.Parameter) else "buffer", watch.checkpoint.get(x, (None,))[0]
-        asked = any(one is not None and one.after is x.dtype for one in (watch.converted.get(x), watch.created.get(x)))
-        author = torch.float32 if x in weights.kept else x.dtype if asked else None
-        read, requested = (dtype_name(dtype) if dtype else None for dtype in (known, author))
-        rows.append(LedgerRow(name, kind, dtype_name(x.dtype), read, requested, module=name.rpartition(".")[0]))
+        read = watch.checkpoint.get(x, (None,))[0]
+        requested = weights.requested_dtype(x)
+        rows.append(
+            LedgerRow(
+                name,
+                "parameter" if isinstance(x, nn.Parameter) else "buffer",
+                dtype_name(x.dtype),
+                checkpoint=dtype_name(read) if read else None,
+                author=dtype_name(requested) if requested else None,
+                module=name.rpartition(".")[0],
+            )
+        )
         for how, event in weights.silent_casts(x):
-            groups.setdefault((how, *event[:3]), {})[name] = event.loss
+            key = (how, event.place, event.before, event.after)
+            groups.setdefault(key, {})[name] = event.loss
+    casts = list[SilentCast]()
     for (how, place, before, after), losses in groups.items():
-        source = f"{portable_path(place.file)}:{place.line}" if place and kind_of(place.file) == "own" else None
-        largest = max(filter(None, losses.values()), key=lambda loss: loss.error, default=None)
+        source = None
+        if place and kind_of(place.file) == "own":
+            source = f"{portable_path(place.file)}:{place.line}"
+        known = (loss for loss in losses.values() if loss)
+        largest = max(known, key=lambda loss: loss.error, default=None)
         casts.append(SilentCast(how, (*losses,), dtype_name(before), dtype_name(after), largest, source))
     return tuple(rows), tuple(casts)
 
@@ -260,26 +277,42 @@ class _Weights:
         self.uniform = dtypes.pop() if len(dtypes) == 1 else None
         self.sources = {watch.checkpoint[x][0] for x in parameters if x in watch.checkpoint}
 
+    def requested_dtype(self, x: Tensor) -> torch.dtype | None:
+        """The dtype that the author's code or lists request for a tensor; None if they request none."""
+        if x in self.kept:
+            return torch.float32
+        casts = (self.watch.converted.get(x), self.watch.created.get(x))
+        is_asked = any(cast is not None and cast.after is x.dtype for cast in casts)
+        return x.dtype if is_asked else None
+
     def silent_casts(self, x: Tensor) -> Iterator[tuple[str, Event]]:
         """The casts of a tensor that nobody asked for, with their kinds.
 
         Casts of all parameters of a one-dtype checkpoint, or of a module, are not yielded: the author asked for them.
         """
-        watch, owners = self.watch, [self.modules[name.rpartition(".")[0]] for name in self.names[x]]
-        whole = isinstance(x, nn.Parameter) and x not in self.kept
-        if (event := watch.rounded.get(x)) is not None:
-            if not whole or self.uniform is not event.after or len(self.sources) > 1:
-                yield "loading", event
-        elif (event := watch.converted.get(x)) is not None and event.module is not None:
-            asked = whole and x.dtype is event.after and {*owners}.issubset(modules_of(event.module))
-            if not asked and event.loss is not None and _is_equal(x, x, event.after):
-                yield "conversion", event
-        elif (event := watch.created.get(x)) is not None and is_low(x.dtype):
-            default = event.place in watch.default.values()
-            if watch.checkpoint.get(x, (None,))[0] is not x.dtype and (default or self.uniform is not x.dtype):
-                yield "creation", event
-        if "scale" in self.names[x][0].rpartition(".")[2] and x not in watch.checkpoint and x in watch.created:
-            beside = (y.dtype for _, y in named_tensors(owners[0]))
-            short = next((dtype for dtype in beside if dtype.itemsize == 1 and dtype is not torch.bool), None)
+        watch = self.watch
+        owners = [self.modules[name.rpartition(".")[0]] for name in self.names[x]]
+        may_be_one_of_all = isinstance(x, nn.Parameter) and x not in self.kept
+        rounded = watch.rounded.get(x)
+        converted = watch.converted.get(x)
+        created = watch.created.get(x)
+        if rounded is not None:
+            is_asked = may_be_one_of_all and self.uniform is rounded.after and len(self.sources) <= 1
+            if not is_asked:
+                yield "loading", rounded
+        elif converted is not None and converted.module is not None:
+            is_current = x.dtype is converted.after
+            is_asked = may_be_one_of_all and is_current and {*owners}.issubset(modules_of(converted.module))
+            if not is_asked and converted.loss is not None and _is_equal(x, x, converted.after):
+                yield "conversion", converted
+        elif created is not None and is_low(x.dtype):
+            is_stored_so = watch.checkpoint.get(x, (None,))[0] is x.dtype
+            by_default = created.place in watch.default.values()
+            if not is_stored_so and (by_default or self.uniform is not x.dtype):
+                yield "creation", created
+        if "scale" in self.names[x][0].rpartition(".")[2] and x not in watch.checkpoint and created is not None:
+            # a scale of 1 that no checkpoint gave, beside 8-bit weights
+            dtypes = (y.dtype for _, y in named_tensors(owners[0]))
+            short = next((dtype for dtype in dtypes if dtype.itemsize == 1 and dtype is not torch.bool), None)
             if short is not None and _is_comparable(x) and bool((x == 1).all()):
-                yield "scale", watch.created[x]._replace(after=short)
+                yield "scale", created._replace(after=short)

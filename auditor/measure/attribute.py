@@ -103,49 +103,72 @@ class Target:
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
     """Estimate the effects of all errors on the outputs: one backward pass per random probe, with hooks on all values.
 
-    target: probe only the target's outputs; the estimates use the target's forms and are not divided by the outputs'
-    norm. keep: retain the autograd graph for another call.
+    target: the outputs of one criterion; only these are probed, with the criterion's quadratic forms, and estimates are
+    shares of its limit. Without a target, estimates are relative to the outputs' L2 norm. keep: retain the autograd
+    graph for another call.
     """
     probed = measurement.outputs if target is None else target.outputs
     moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
-    outputs, forms = [probed[i] for i in moving], [target.forms[i] for i in moving] if target else []
-    sizes = {x.shape[0] if x.dim() and is_plain(x) else None for x in outputs}
-    batch = sizes.pop() if len(sizes) == 1 and (target is None or target.samples) else None
+    outputs = [probed[i] for i in moving]
+    forms = [] if target is None else [target.forms[i] for i in moving]
+    batch = _common_length(outputs) if target is None or target.samples else None
     outputs = [entries(x) for x in outputs]
-    norm = math.hypot(*(float(finite(x.detach()).double().norm()) for x in outputs)) if target is None else 1.0
+    outputs_norm = 1.0
+    if target is None:
+        outputs_norm = math.hypot(*(float(finite(x.detach()).double().norm()) for x in outputs))
+
+    # Cheap passes all run, several at once; of expensive ones as few as suffice, one by one.
     light = measurement.elements < LIGHT and _steps(measurement) < STEPS
-    count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
-    at_once = max(1, min(count, STORED // max(measurement.elements, 1))) if light else 1
-    estimates = Estimates(measurement, norm, at_once, target.tied if target is not None else frozenset())
+    count = 0
+    if outputs:
+        count = MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)
+    at_once = 1
+    if light:
+        fitting = STORED // max(measurement.elements, 1)
+        at_once = max(1, min(count, fitting))
+
+    tied = frozenset[str]() if target is None else target.tied
+    estimates = Estimates(measurement, outputs_norm, at_once, tied)
     views = lone_views(measurement)
     sampled = _values_by_sample(measurement, batch)
-    hooks = {
-        place: _Hook(estimates, place, shape, batch if place.source in sampled else None)
-        for place, shape in measurement.places.items()
-        if place.name not in views
-    }
+    hooks = {}
+    for place, shape in measurement.places.items():
+        if place.name not in views:
+            samples = batch if place.source in sampled else None
+            hooks[place] = _Hook(estimates, place, shape, samples)
     measurement.listeners.update(hooks)
     try:
         drawn = probes(outputs, count, seed, forms)
         for index in range(count):
             if index and not light and estimates.scatter() <= ENOUGH:
                 break  # before another probe is drawn
-            probe, estimates.probe = next(drawn), index
+            probe = next(drawn)
+            estimates.probe = index
             estimates.returned = {id(x): signs for x, signs in zip(outputs, probe.signs, strict=True)}
             ends = _cheap_ends(measurement) if index and not light else None
             beat()
-            torch.autograd.backward(probe.total, retain_graph=keep or index < count - 1, inputs=ends)
+            is_last = index == count - 1
+            torch.autograd.backward(probe.total, retain_graph=keep or not is_last, inputs=ends)
         for hook in hooks.values():
             hook.add()
     finally:
         measurement.listeners.clear()
+
+    # A view that alone reads a value has the value's gradients and rounding, and no hook of its own.
     for name, source in views.items():
         estimates.passes[name] = estimates.passes.get(source, set())
         for fmt in measurement.formats:
-            if (source, fmt, "cast") in estimates.sums:
-                same = estimates.sums[source, fmt, "cast"]
-                estimates.sums |= {(name, fmt, "cast"): same, (name, fmt, "isolated"): same}
+            same = estimates.sums.get((source, fmt, "cast"))
+            if same is not None:
+                estimates.sums[name, fmt, "cast"] = same
+                estimates.sums[name, fmt, "isolated"] = same
     return estimates
+
+
+def _common_length(outputs: Sequence[torch.Tensor]) -> int | None:
+    """The length of the first dimension of all outputs; None if they differ, or if an output has no such dimension."""
+    lengths = {x.shape[0] if x.dim() and is_plain(x) else None for x in outputs}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:

@@ -48,27 +48,43 @@ def measure_decisions(measurement: Measurement, output_metric: OutputMetric) -> 
 
 
 def _take_apart(runs: _LowRuns) -> Decisions | None:
+    """Separate the flips of a run in low precision by operation; None if none flips or is expected to, or if the
+    outputs are not finite."""
     error, free, changed = runs.run((), runs.nodes)
-    frozen, held, _ = runs.run(runs.nodes, runs.nodes) if changed else (error, free, changed)
+    frozen = error  # the error without flips
+    held = free  # the decisions of a run in which none may flip: their own flips
+    if changed:
+        frozen, held, _ = runs.run(runs.nodes, runs.nodes)
     names = [name for name in free if name in changed or (name in held and held[name].predicted)]
     if not names or not math.isfinite(error):
         return None
-    still = replace(
-        free[names[0]], seen=0.0, predicted=0.0, own=0.0
-    )  # for operations that no low-precision value reaches if other decisions are fixed
-    own = {name: held.get(name, still) for name in names}
-    ranked = sorted(names, key=lambda name: -((free if own[name].own is None else own)[name].seen or 0.0))
+    # no low-precision value reaches an operation that is missing in `held`
+    unreached = replace(free[names[0]], seen=0.0, predicted=0.0, own=0.0)
+    own = {name: held.get(name, unreached) for name in names}
+
+    def own_flips(name: str) -> float:
+        """Share of decisions that flip if all others are FP32's; if that was not counted, that flip at all."""
+        decision = free[name] if own[name].own is None else own[name]
+        return decision.seen or 0.0
+
+    ranked = sorted(names, key=lambda name: -own_flips(name))
     flipping = [name for name in ranked if name in changed][:MOST]
-    costs = {flipping[0]: error} if len(flipping) == 1 else {}
-    costs = costs or {name: runs.run(runs.nodes.keys() - {name}, ())[0] for name in flipping}
+    costs = dict[str, float]()  # {operation: the error if only its decisions may flip}
+    if len(flipping) == 1:
+        costs = {flipping[0]: error}
+    else:
+        for name in flipping:
+            others = runs.nodes.keys() - {name}
+            costs[name], _, _ = runs.run(others, ())
     operations = [replace(free[n], predicted=x.predicted, own=x.own, error=costs.get(n)) for n, x in own.items()]
     operations.sort(key=lambda one: (-(one.error or 0.0), -(one.seen or 0.0)))
-    result, first = Decisions(runs.format, error, frozen, tuple(operations)), operations[0]
+    result = Decisions(runs.format, error, frozen, tuple(operations))
     if not result.share:
         return result
+    first = operations[0]
     module, wide = runs.find_scorer(first.node)
     lifted, flips, _ = runs.run((), {first.node}, wide)
-    seen = flips.get(first.node, still).seen or 0.0
+    seen = flips.get(first.node, unreached).seen or 0.0
     return replace(result, lifted=module, lifted_seen=seen, lifted_error=lifted)
 
 
@@ -128,7 +144,9 @@ class _LowRuns:
         return error * self.output_metric.unit, seen, changed
 
     def _count_flips(self, n: fx.Node, arriving: ValueOf, result: Any) -> Decision:
-        values, node = self.measurement.values, self.measurement.capture.nodes[n.name]
+        """The flips of one operation's decisions in a run. arriving: {node: its value in the run}, as a function."""
+        values = self.measurement.values
+        node = self.measurement.capture.nodes[n.name]
         about = n.name, node.op, node.owner, node.source
         scored = read_scores(n, lambda source: values[source.name], lambda source: widen(arriving(source)))
         if scored is None:
@@ -137,17 +155,28 @@ class _LowRuns:
             differ = disagreement(ours, theirs) if ours.shape == theirs.shape else 1.0
             return Decision(*about, ours.numel(), differ, None, None)
         criterion, reference, low = scored
-        margins, k = find_margins(criterion, reference), criterion.option("k", 0)
+        margins = find_margins(criterion, reference)
+        k = criterion.option("k", 0)
         measured = value(criterion, reference, low)
-        change = margins.change(reference, low, near=True) if margins is not None else 0.0
-        flips = margins.flips(change) if margins is not None else 0.0
-        count = k * reference.numel() // reference.shape[-1] if k else reference.numel()
-        seen = 1 - measured if k else measured
-        return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
+        change = 0.0
+        predicted = 0.0
+        if margins is not None:
+            change = margins.change(reference, low, near=True)
+            predicted = margins.flips(change)
+        if k:  # the value is the share of equal entries in the top k, [.., entries of a row]
+            count = k * reference.numel() // reference.shape[-1]
+            seen = 1 - measured
+        else:  # the value is the share of entries on the other side of the threshold
+            count = reference.numel()
+            seen = measured
+        return Decision(*about, count, seen, predicted if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """Return the module whose matrix product computes a decision's scores (without a product, the decision's
-        module), and the operations in this module and from there to the decision."""
+        """Find where the scores of a decision come from: the module of the nearest matrix product before it.
+
+        Returns the module's path, and the names of its operations and of those from there to the decision. If there is no
+        product nearby, the path is that of the decision's own module.
+        """
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]
@@ -164,9 +193,11 @@ def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, 
 
     None for decisions without margins: equality, random draws, rounding to integers, the order of all entries.
     """
-    given, packet = arguments_with_defaults(n), row_of(n).packet
+    given = arguments_with_defaults(n)
+    packet = row_of(n).packet
 
     def both(argument: Any) -> list[torch.Tensor]:
+        """An argument in FP32's run and in the other."""
         each = (value_of(argument) if isinstance(argument, fx.Node) else argument for value_of in (ours, theirs))
         return [torch.as_tensor(x).double() for x in each]
 
@@ -179,10 +210,18 @@ def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, 
     if k is None or not (sorts or packet in ("topk", "max", "min", "argmax", "argmin")):
         return None
     smallest = packet in ("min", "argmin") or given.get("largest") is False or given.get("descending") is False
-    x, y = (-z.nan_to_num() if smallest else z.nan_to_num() for z in both(given["self"]))
     dim = given.get("dim")
-    x, y = (z.flatten() if dim is None else z.movedim(dim, -1) for z in (x, y))
-    return Criterion("", "top1" if k == 1 and packet != "topk" else "topk", 0.0, (("k", k),)), x, y
+
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        """[.., entries of a row], the largest of which are chosen."""
+        x = x.nan_to_num()
+        if smallest:
+            x = -x
+        return x.flatten() if dim is None else x.movedim(dim, -1)
+
+    x, y = map(scores, both(given["self"]))
+    kind = "top1" if k == 1 and packet != "topk" else "topk"
+    return Criterion("", kind, 0.0, (("k", k),)), x, y
 
 
 def _count_read(n: fx.Node, dim: int) -> int | None:

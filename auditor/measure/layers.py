@@ -210,19 +210,34 @@ def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     deviation of sqrt(2 / SKETCH). Source: Charikar et al., Finding Frequent Items in Data Streams (2002).
     """
     moved = [finite(entries(y) - entries(x)) if is_number(x) else None for x, y in zip(reference, outputs, strict=True)]
-    rows, criteria = list[torch.Tensor](), by.distance if isinstance(by.distance, Criteria) else None
-    for criterion in criteria.all(names_of(reference, criteria.names)) if criteria is not None else ():
-        assert criteria is not None
-        places = criteria.output_indices(criterion, names_of(reference, criteria.names))
+    rows = list[torch.Tensor]()
+    if isinstance(by.distance, Criteria):
+        rows = _rows_of_criteria(by.distance, reference, moved)
+    if not rows:
+        rows = [torch.cat([d.flatten() for d in moved if d is not None])]
+    folded = torch.stack([_fold(row) for row in rows])  # [criteria, SKETCH]
+    error = by(reference, outputs)[0] * by.unit
+    largest = float(folded.norm(dim=1).max())
+    factor = 0.0
+    if largest and error < math.inf:
+        factor = error / largest
+    return folded * factor
+
+
+def _rows_of_criteria(
+    criteria: Criteria, reference: Sequence[torch.Tensor], moved: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    """A'd of each criterion, see margins.py, in one dimension; [] if any criterion has no Form."""
+    names = names_of(reference, criteria.names)
+    result = []
+    for criterion in criteria.all(names):
+        places = criteria.output_indices(criterion, names)
         forms = forms_of(criterion, criteria, [reference[i] for i in places])
         if forms is None:
-            rows = []
-            break
-        pairs = zip(forms, (d for i in places if (d := moved[i]) is not None), strict=False)
-        rows.append(torch.cat([_transpose(form, d).flatten() for form, d in pairs]))
-    made = torch.stack([_fold(row) for row in rows or [torch.cat([d.flatten() for d in moved if d is not None])]])
-    error, largest = by(reference, outputs)[0] * by.unit, float(made.norm(dim=1).max())
-    return made * (error / largest if largest and error < math.inf else 0.0)
+            return []
+        changes = [d for d in (moved[i] for i in places) if d is not None]
+        result.append(torch.cat([_transpose(form, d).flatten() for form, d in zip(forms, changes, strict=False)]))
+    return result
 
 
 def _transpose(form: Form, d: torch.Tensor) -> torch.Tensor:

@@ -83,24 +83,38 @@ class Sample:
     def flag_errors(self) -> dict[str, float]:
         """{flag: relative L2 error of the product with only this flag on}, for flags that affect the product; of a flag
         that changes the accumulator, the error of SAMPLE entries."""
-        known, errors = operation_of(self.target), dict[str, float]()
-        factors, of = FACTORS.get(known.packet, (0, 1)), "product" if known.packet in FACTORS else known.gemm
-        for name, flag in ((name, flag) for name, flag in FLAGS.items() if flag.of == of):
-            row = FORMATS[flag.reads]
-            if flag.sum is None:
-                given = [round_to(x, row.name) if i in factors else x for i, x in enumerate(self.args)]
-                errors[name] = relative_l2(self.exact, self.target(*over_tensors(_in_fp64, given)))
+        known = operation_of(self.target)
+        factors = FACTORS.get(known.packet, (0, 1))  # positions of the arguments that are multiplied
+        kind = "product" if known.packet in FACTORS else known.gemm
+        errors = dict[str, float]()
+        for name, flag in FLAGS.items():
+            if flag.of != kind:
                 continue
-            x, y = (self.args[i] for i in factors)
-            y = y if known.gemm == "linear" or y.dim() == 1 else y.mT
-            x, y = (z.reshape(-1, *z.shape[-2:])[0].reshape(-1, z.shape[-1]) for z in (x, y))  # [m, k], [n, k]
-            entry = torch.arange(SAMPLE, device=x.device)
-            x, y = x[entry % len(x)], y[(entry + entry // len(x)) % len(y)]
-            if row.bytes == 1:
-                x, y = (z * (row.largest / z.abs().max().clamp(min=1e-30)) for z in (x, y))
-            terms = (round_to(x, row.name).double() * round_to(y, row.name)).T
-            errors[name] = relative_l2(terms.sum(0), flag.sum(terms))
+            if flag.sum is None:
+                given = [round_to(x, flag.reads) if i in factors else x for i, x in enumerate(self.args)]
+                errors[name] = relative_l2(self.exact, self.target(*over_tensors(_in_fp64, given)))
+            else:
+                terms = self._terms(factors, FORMATS[flag.reads])
+                errors[name] = relative_l2(terms.sum(0), flag.sum(terms))
         return errors
+
+    def _terms(self, factors: tuple[int, int], row: Format) -> Tensor:
+        """The products that are added up for SAMPLE entries of the result, with factors in a format. Shape: [k, SAMPLE]."""
+        first, second = factors
+        x = self.args[first]
+        y = self.args[second]
+        if operation_of(self.target).gemm != "linear" and y.dim() != 1:
+            y = y.mT
+        x = _first_matrix(x)  # [m, k]
+        y = _first_matrix(y)  # [n, k]
+        # Entry i is in row i % m and column (i + i // m) % n, so that the entries lie all over the result.
+        entry = torch.arange(SAMPLE, device=x.device)
+        x_of_entry = x[entry % len(x)]  # [SAMPLE, k]
+        y_of_entry = y[(entry + entry // len(x)) % len(y)]  # [SAMPLE, k]
+        if row.bytes == 1:
+            x_of_entry = _scaled_to(x_of_entry, row.largest)
+            y_of_entry = _scaled_to(y_of_entry, row.largest)
+        return (round_to(x_of_entry, row.name).double() * round_to(y_of_entry, row.name)).T
 
 
 def sample_product(n: fx.Node, values: Mapping[str, Any]) -> Sample | None:
@@ -149,6 +163,17 @@ def _in_fp64(x: Tensor) -> Tensor:
     return plain(x).double()
 
 
+def _first_matrix(x: Tensor) -> Tensor:
+    """[.., m, k] -> [m, k], the first of a batch of matrices; [k] -> [1, k]."""
+    batch = x.reshape(-1, *x.shape[-2:])
+    return batch[0].reshape(-1, x.shape[-1])
+
+
+def _scaled_to(x: Tensor, largest: float) -> Tensor:
+    """A tensor multiplied so that its largest magnitude is `largest`."""
+    return x * (largest / x.abs().max().clamp(min=1e-30))
+
+
 def _some_of(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments for some rows and columns of the result; for convolutions, part of one image and, unless groups have
     several channels, some channels."""
@@ -156,20 +181,40 @@ def _some_of(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ..
     if row.packet not in FACTORS and row.gemm != "convolution":
         return args
     first, second = FACTORS.get(row.packet, (0, 1))
-    x, y, added = args[first], args[second], args[:first]
+    x = args[first]
+    y = args[second]
+    added = args[:first]  # the first argument of addmm, baddbmm and others
     if row.gemm == "linear" and y.dim() == 2:
-        return _some(x.reshape(-1, x.shape[-1])), *(z if z is None else _some(z) for z in args[1:])
+        # [.., k], [n, k], [n] or None
+        rows = _some(x.reshape(-1, x.shape[-1]))
+        return rows, *(z if z is None else _some(z) for z in args[1:])
     if row.gemm == "convolution" and x.dim() == y.dim():
-        apart = args[6:] == x.shape[1:2] == y.shape[:1]  # one filter for each channel
-        channels = [z if z is None or (x.shape[1] != y.shape[1] and not apart) else _some(z) for z in args[1:3]]
-        x = _some(x[0]).unsqueeze(0) if apart else x[:1]
-        groups = x.shape[1:2] if apart else args[6:]
-        return (_crop(x, y, args[5] if len(args) > 5 else 1), *channels, *args[3:6], *groups)
+        return _some_of_convolution(args)
     if y.dim() == 2 <= x.dim() and all(z.dim() == 1 for z in added):
+        # [n], [.., k], [k, n]
         return *map(_some, added), _some(x.flatten(0, -2)), _some(y.T).T, *args[second + 1 :]
     if x.dim() == y.dim() > 2 and x.shape[0] == y.shape[0] and not added:
+        # [b, m, k], [b, k, n]: the first of the batch
         return x[:1], y[:1]
     return args
+
+
+def _some_of_convolution(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments for a part of one image and some channels. args: as of `aten.convolution`: image [n, c_in, *size],
+    weight [c_out, c_in / groups, *kernel], bias [c_out] or None, stride, padding, dilation, groups."""
+    x, y = args[:2]
+    one_filter_per_channel = args[6:] == x.shape[1:2] == y.shape[:1]
+    no_groups = x.shape[1] == y.shape[1]
+    image = x[:1]
+    groups = args[6:]
+    weight_and_bias = list(args[1:3])
+    if no_groups or one_filter_per_channel:
+        weight_and_bias = [z if z is None else _some(z) for z in weight_and_bias]
+    if one_filter_per_channel:
+        image = _some(x[0]).unsqueeze(0)  # the channels of the chosen filters
+        groups = image.shape[1:2]
+    dilation = args[5] if len(args) > 5 else 1
+    return (_crop(image, y, dilation), *weight_and_bias, *args[3:6], *groups)
 
 
 def _crop(x: Tensor, weight: Tensor, dilation: Any) -> Tensor:

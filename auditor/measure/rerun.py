@@ -71,7 +71,7 @@ class OutputMetric:
 
 
 PLAIN = OutputMetric()
-"""A OutputMetric by which any change of the outputs is harmful: relative L2 error with budget 0."""
+"""An OutputMetric by which any change of the outputs is harmful: relative L2 error with budget 0."""
 
 
 class Reruns:
@@ -156,7 +156,7 @@ def regions_of(
     measured: Measurement, found: Mapping[str, Mapping[str, Contribution]], output_metric: OutputMetric
 ) -> Iterator[FlaggedRegion]:
     """Run each region (connected operations that change the outputs noticeably) in low precision, all else in FP32.
-    Yields the joint effect and the root sum of squares of the single effects."""
+    Yields the region's joint effect and, to compare it with, the root sum of squares of its operations' own effects."""
     for fmt in measured.formats:
         known = {name: by_format[fmt] for name, by_format in found.items()}
         flagged = {
@@ -188,7 +188,10 @@ def _innermost(modules: Iterable[str]) -> str:
 def of_verdicts(
     regions: Iterable[FlaggedRegion], capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]
 ) -> tuple[FlaggedRegion, ...]:
-    """Regions with two or more sensitive or unsafe operations; equal regions of several paths appear once."""
+    """The regions with two or more sensitive or unsafe operations.
+
+    A region that several recorded graphs of the model contain is returned once, with the names of nodes in the first of them.
+    """
     result = dict[tuple[str, tuple[str, ...]], FlaggedRegion]()
     for region in regions:
         names = tuple(capture.twins.get(name, name) for name in region.nodes)

@@ -66,6 +66,7 @@ def _source_positions(size: int, out: int, align_corners: bool, scale: float | N
 
 
 def _linear_taps(size: int, out: int, align_corners: bool, scale: float | None) -> _Taps:
+    """The two taps of each output position in linear interpolation."""
     source = _source_positions(size, out, align_corners, scale).clamp(min=0)
     first = source.long().clamp(max=size - 1)
     second = (first + 1).clamp(max=size - 1)
@@ -74,7 +75,7 @@ def _linear_taps(size: int, out: int, align_corners: bool, scale: float | None) 
 
 
 def _cubic_taps(size: int, out: int, align_corners: bool, scale: float | None) -> _Taps:
-    """Keys' cubic convolution with a = -0.75."""
+    """The four taps of each output position in cubic interpolation: Keys' convolution kernel with a = -0.75."""
     source = _source_positions(size, out, align_corners, scale)
     first = source.floor()
     t = source - first
@@ -84,10 +85,12 @@ def _cubic_taps(size: int, out: int, align_corners: bool, scale: float | None) -
 
 
 def _cubic_inner(x: Tensor, r: _Round = lambda x: x, a: float = -0.75) -> Tensor:
+    """Keys' kernel at distances 0 <= x <= 1: (a + 2) x^3 - (a + 3) x^2 + 1, each step rounded by `r`."""
     return r(r(r(r(r((a + 2) * x) - (a + 3)) * x) * x) + 1)
 
 
 def _cubic_outer(x: Tensor, r: _Round = lambda x: x, a: float = -0.75) -> Tensor:
+    """Keys' kernel at distances 1 < x < 2: a x^3 - 5 a x^2 + 8 a x - 4 a, each step rounded by `r`."""
     return r(r(r(r(r(r(a * x) - 5 * a) * x) + 8 * a) * x) - 4 * a)
 
 
@@ -116,7 +119,7 @@ def _antialias_weights(given: Given, size: int, out: int, scale: float | None, d
 
 @exception("antialias")
 def _antialias(given: Given, dtype: torch.dtype) -> Tensor:
-    """Weights, the horizontal sums and the vertical sums are rounded."""
+    """Antialiased resizing; rounds the filter's weights, the sums along rows, and then the sums along columns."""
     r, x = rounder(dtype), given["self"]
     height, width = given["output_size"]
     across = _antialias_weights(given, x.shape[-1], width, given.get("scales_w"), dtype)
@@ -126,7 +129,8 @@ def _antialias(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("antialias_backward")
 def _antialias_backward(given: Given, dtype: torch.dtype) -> Tensor:
-    """The product of two weights is rounded, then its product with the gradient, then every sum."""
+    """Backward of antialiased resizing; rounds the product of the two weights, its product with the gradient, and each
+    partial sum."""
     r, grad, shape = rounder(dtype), given["grad_output"], given["input_size"]
     across = _antialias_weights(given, shape[-1], grad.shape[-1], given.get("scales_w"), dtype)
     down = _antialias_weights(given, shape[-2], grad.shape[-2], given.get("scales_h"), dtype)
@@ -186,8 +190,11 @@ def _several(value: Sequence[int], count: int) -> list[int]:
 
 @exception("avg_pool_backward")
 def _avg_pool_backward(given: Given, dtype: torch.dtype) -> Tensor:
-    """2-D: each quotient is rounded, their sum is FP32. 3-D: without stride and padding the sum is FP32 and divided once;
-    else each quotient is rounded and added in the format."""
+    """Backward of average pooling, which divides each output's gradient by the size of its window.
+
+    2-D: the quotients are rounded and added in FP32. 3-D with stride 1 and no padding: the gradients are added in FP32,
+    and the sum is divided. Other 3-D: the quotients are rounded and added in the format.
+    """
     r, grad, x = rounder(dtype), given["grad_output"], given["self"]
     spatial = 3 if given["op"].startswith("avg_pool3d") else 2
     kernel = _several(given["kernel_size"], spatial)
@@ -225,7 +232,8 @@ def _avg_pool_backward(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("adaptive_avg_pool2d")
 def _adaptive_avg_pool2d(given: Given, dtype: torch.dtype) -> Tensor:
-    """Channels-last: the FP32 sum times the rounded inverse of the window's size. Otherwise once."""
+    """Adaptive average pooling. Channels-last: the FP32 sum times the rounded inverse of the window's size; in other
+    layouts the FP32 mean, rounded once."""
     x = given["self"]
     exact = aten._adaptive_avg_pool2d(x.float(), given["output_size"])
     if not _is_channels_last(x):
@@ -247,8 +255,8 @@ def _windows_of(x: Tensor, y: Tensor, spatial: int = 2) -> list[tuple[Tensor, Te
 
 @exception("adaptive_avg_pool2d_backward")
 def _adaptive_avg_pool2d_backward(given: Given, dtype: torch.dtype) -> Tensor:
-    """The gradient divided by width and height, each rounded, is added in the format; channels-last multiplies by the
-    rounded inverses."""
+    """Backward of adaptive average pooling: divides the gradient by the window's width, then by its height, rounds both
+    quotients, and adds in the format. Channels-last: multiplies by the rounded inverses instead."""
     r, grad, x = rounder(dtype), given["grad_output"], given["self"]
     windows = _windows_of(x, grad)
     heights, widths = ((end - start).float() for start, end in windows)
@@ -260,7 +268,8 @@ def _adaptive_avg_pool2d_backward(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("adaptive_avg_pool3d_backward")
 def _adaptive_avg_pool3d_backward(given: Given, dtype: torch.dtype) -> Tensor:
-    """Windows that tile the input: once. Others: divided step by step and added in the format."""
+    """Backward of adaptive average pooling in 3-D. Windows that do not overlap: rounds once. Others: divides by one length
+    after the other, rounds each quotient, and adds in the format."""
     r, grad, x = rounder(dtype), given["grad_output"], given["self"]
     if all(size % out == 0 for size, out in zip(x.shape[-3:], grad.shape[-3:], strict=True)):
         return aten._adaptive_avg_pool3d_backward(grad.float(), x.float()).to(dtype)
@@ -274,7 +283,8 @@ def _adaptive_avg_pool3d_backward(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("pool_backward_by_index")
 def _pool_backward_by_index(given: Given, dtype: torch.dtype) -> Tensor:
-    """Max pooling whose windows may overlap: the gradients of one maximum are added in the format."""
+    """Backward of max pooling with windows that may overlap: an entry that is the maximum of several windows gets the sum
+    of their gradients, added in the format."""
     grad, x, indices = given["grad_output"], given["self"], given["indices"]
     spatial = 3 if "3d" in given["op"] else 2
     positions = math.prod(x.shape[-spatial:])
@@ -289,7 +299,7 @@ def _pool_backward_by_index(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("pad_backward")
 def _pad_backward(given: Given, dtype: torch.dtype) -> Tensor:
-    """Reflected and replicated entries add their gradients in the format."""
+    """Backward of reflection and replication padding: adds the gradients of all copies of an entry in the format."""
     grad, x, padding = given["grad_output"], given["self"], given["padding"]
     spatial = len(padding) // 2
     sizes = x.shape[-spatial:]
@@ -302,7 +312,7 @@ def _pad_backward(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("unfold_backward")
 def _unfold_backward(given: Given, dtype: torch.dtype) -> Tensor:
-    """Windows are added in their order, every sum rounded. Shapes: grad_in [*, windows, *, size] -> input_sizes."""
+    """Backward of `unfold`: adds the gradients of all windows in their order, and rounds each partial sum. Shapes: grad_in [*, windows, *, size] -> input_sizes."""
     grad, dim, size, step = given["grad_in"].float(), given["dim"], given["size"], given["step"]
     r, result = rounder(dtype), torch.zeros(tuple(given["input_sizes"]))
     if not result.dim():
@@ -326,7 +336,7 @@ _LINEAR, _NEAREST, _CUBIC = 0, 1, 2
 
 @exception("grid_sampler_backward")
 def _grid_sampler_backward(given: Given, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Coordinates, weights, products and sums are all in the format; gradients of the input are added in the format.
+    """Backward of `grid_sample`: coordinates, weights, products and sums are all rounded to the format.
 
     Shapes: grad_output [n, c, *out], input [n, c, *sizes], grid [n, *out, d] -> those of input and grid.
     """
@@ -357,7 +367,7 @@ class _Sample:
         self.totals = torch.zeros(self.values.shape, dtype=dtype)
 
     def linear(self) -> tuple[Tensor, Tensor]:
-        """Bilinear and trilinear sampling."""
+        """Gradients of input [p, c] and grid [q, d] in bilinear and trilinear sampling."""
         r, dims = self.r, len(self.sizes)
         sources = [self.source(at) for at in range(dims)]  # x first
         low = [source.floor() for source, _ in sources]
@@ -388,31 +398,37 @@ class _Sample:
         return self.totals, torch.stack(grid, 1).to(self.dtype)
 
     def nearest(self) -> tuple[Tensor, Tensor]:
-        """Nearest sampling, whose coordinates have no gradient."""
+        """Gradients of input and grid in nearest sampling; the grid's are zero."""
         rounded = [self.source(at)[0].round() for at in range(len(self.sizes))]
         place, inside = self.position(rounded)
         self.add(place, inside, self.grad)
         return self.totals, torch.zeros(len(self.grad), len(self.sizes), dtype=self.dtype)
 
     def cubic(self) -> tuple[Tensor, Tensor]:
-        """Bicubic sampling: coefficients and their derivatives step by step in the format."""
+        """Gradients of input and grid in bicubic sampling; coefficients and their derivatives are rounded at each step."""
         r = self.r
-        sources = [self.unnormalized(at) for at in range(2)]
-        low = [source.floor() for source, _ in sources]
-        shares = [r(source - first) for (source, _), first in zip(sources, low, strict=True)]
-        weights, slopes_of = zip(*(_cubic_coefficients(share, r) for share in shares), strict=True)
-        slopes = [torch.zeros(len(self.grad)) for _ in range(2)]
+        x_source, x_scale = self.unnormalized(0)  # each [q]
+        y_source, y_scale = self.unnormalized(1)
+        x_low = x_source.floor()
+        y_low = y_source.floor()
+        x_weights, x_slopes = _cubic_coefficients(r(x_source - x_low), r)  # four of [q]
+        y_weights, y_slopes = _cubic_coefficients(r(y_source - y_low), r)
+        x_gradient = torch.zeros(len(self.grad))
+        y_gradient = torch.zeros(len(self.grad))
         for i, j in itertools.product(range(4), range(4)):
-            at = [self.bounded(low[0] - 1 + i, 0), self.bounded(low[1] - 1 + j, 1)]
-            place, inside = self.position(at)
-            x, y = weights[0][i], weights[1][j]
-            self.add(place, inside, r(r(self.grad * x[:, None]) * y[:, None]))
+            place, inside = self.position([self.bounded(x_low - 1 + i, 0), self.bounded(y_low - 1 + j, 1)])
+            x_weight = x_weights[i]
+            y_weight = y_weights[j]
+            by_row = r(self.grad * x_weight[:, None])
+            self.add(place, inside, r(by_row * y_weight[:, None]))
             for channel in range(self.grad.shape[1]):
                 value = torch.where(inside, self.values[place, channel], 0.0)
                 flow = self.grad[:, channel]
-                slopes[0] = r(slopes[0] - r(r(r(value * slopes_of[0][i]) * y) * flow))
-                slopes[1] = r(slopes[1] - r(r(r(value * slopes_of[1][j]) * x) * flow))
-        grid = [r(mult * slope) for (_, mult), slope in zip(sources, slopes, strict=True)]
+                x_term = r(r(r(value * x_slopes[i]) * y_weight) * flow)
+                y_term = r(r(r(value * y_slopes[j]) * x_weight) * flow)
+                x_gradient = r(x_gradient - x_term)
+                y_gradient = r(y_gradient - y_term)
+        grid = [r(x_scale * x_gradient), r(y_scale * y_gradient)]
         return self.totals, torch.stack(grid, 1).to(self.dtype)
 
     def add(self, place: Tensor, inside: Tensor, terms: Tensor) -> None:
@@ -428,14 +444,16 @@ class _Sample:
         return place, inside
 
     def unnormalized(self, at: int) -> tuple[Tensor, Tensor]:
-        """Coordinates in input positions, and their derivative, both in the format."""
+        """Axis `at` (0: x) of the grid, converted from [-1, 1] to input positions, and the derivative of this conversion;
+        both are rounded to the format."""
         r, size, x = self.r, self.sizes[len(self.sizes) - 1 - at], self.coordinates[at]
         source = r((x + 1) / 2 * (size - 1)) if self.align else r(((x + 1) * size - 1) / 2)
         slope = rounded_number(rounded_number(size - 1 if self.align else size, self.dtype) / 2, self.dtype)
         return source, torch.full_like(source, slope)
 
     def source(self, at: int) -> tuple[Tensor, Tensor]:
-        """Coordinates after the padding mode, and their derivative, both in the format."""
+        """The positions of `unnormalized` after the padding mode moved those outside the input, and their derivative with
+        respect to the grid; both are rounded to the format."""
         r, size = self.r, self.sizes[len(self.sizes) - 1 - at]
         source, slope = self.unnormalized(at)
         if self.padding == _REFLECTION:
@@ -462,7 +480,7 @@ class _Sample:
         return torch.where(even, r(extra + least), r(r(span - extra) + least)), torch.where(even, sign, -sign)
 
     def bounded(self, coordinate: Tensor, at: int) -> Tensor:
-        """Integer coordinates after the padding mode, for bicubic sampling."""
+        """Integer positions along axis `at` (0: x) after the padding mode moved those outside, for bicubic sampling."""
         size = self.sizes[len(self.sizes) - 1 - at]
         if self.padding == _REFLECTION:
             coordinate = self.reflected(coordinate, size)[0]
@@ -472,7 +490,8 @@ class _Sample:
 
 
 def _cubic_coefficients(t: Tensor, r: _Round, a: float = -0.75) -> tuple[list[Tensor], list[Tensor]]:
-    """The four weights of cubic sampling at the share t, and their derivatives, each step rounded."""
+    """The four weights of cubic sampling at a distance t in [0, 1) after the second tap, and their derivatives; rounded
+    at each step."""
     rest = r(1 - t)
     weights = [
         _cubic_outer(r(t + 1), r),

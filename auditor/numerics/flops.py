@@ -30,7 +30,8 @@ def _outline(node: fx.Node, shape: str) -> Any:
 
 
 def _grouped_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> int:
-    # Groups split the rows or the columns; if two matrices give [g, m, n], they split the summed dimension.
+    # Groups split the rows or the columns of the result, whose product is then a block per group. If two matrices
+    # [m, k] and [k, n] give [g, m, n], the groups split the summed dimension k instead.
     groups = out.shape[0] if a.dim() == b.dim() == 2 else 1
     return 2 * out.numel() * a.shape[-1] // groups
 

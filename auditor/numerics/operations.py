@@ -33,9 +33,9 @@ class Operation:
     view: Literal["", "always", "if_strides_allow"] = ""  # when the result uses the argument's memory
     thins: bool = False  # dropout: some entries become zero, the rest is scaled; patterns ignore it
     identity: bool = False  # the result is the argument under another name
-    inverse: str = ""  # the packet that undoes the view
-    scatter: str = ""  # the packet that writes to the viewed part
-    complement: str = ""  # the packet that views the other part of complex numbers
+    inverse: str = ""  # the packet of the operation that undoes the view
+    scatter: str = ""  # the packet of the operation that writes to the viewed part
+    complement: str = ""  # the packet that views the other part of complex numbers: `imag` for `real`
     exact: bool = False  # entries are moved, selected or repeated: no error is added
     masks: bool = False  # some entries are kept, the rest is replaced
     cast: bool = False  # the same values in another dtype
@@ -58,7 +58,7 @@ class Operation:
     cancels: bool = False  # the result may be far smaller than the terms
     scales: bool = False  # multiplies or divides entry by entry
     guards: bool = False  # a small literal in it keeps a denominator from zero
-    promotes: bool = False  # computes in the widest dtype of its operands; others raise, or use the first
+    promotes: bool = False  # computes in the widest dtype of its operands; other operations raise, or use the first's
     dtype_of_first: bool = False  # floating-point results have the first tensor's dtype
     wave: bool = False  # sine or cosine
     maximum: bool = False  # the largest entry, or a smooth maximum
@@ -89,7 +89,7 @@ class Operation:
     replaces_memory: bool = False  # the argument has other memory afterwards
     writes_nothing: bool = False  # in-place, but changes neither entries nor shape nor memory
     twin: str = ""  # the packet of the functional variant, if its name differs
-    known_as: str = ""  # the overload, with the same arguments, whose name rules use
+    known_as: str = ""  # the overload with the same arguments by which rules name it
 
     # From the lists of torch: autocast.toml and cuda_kernels.toml.
     autocast: Treatment = "none"  # what CUDA's autocast does to its arguments

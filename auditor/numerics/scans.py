@@ -88,19 +88,30 @@ def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:
     """Scan in cub's order: each thread scans its entries, then adds the totals before it. Shape: [length]."""
     tile = _CUB_THREADS * _CUB_ITEMS
     padded = torch.nn.functional.pad(entries, (0, -len(entries) % tile), value=neutral)
-    blocks = padded.reshape(-1, _CUB_THREADS, _CUB_ITEMS)
-    threads = _in_order(blocks, combine)[..., -1].reshape(len(blocks), -1, _WARP)
+    blocks = padded.reshape(-1, _CUB_THREADS, _CUB_ITEMS)  # [tiles, threads, items]
+    totals = _in_order(blocks, combine)[..., -1]  # [tiles, threads]
+
+    # Totals up to and including each thread in its warp, each warp in its tile, and each tile.
+    threads = totals.reshape(len(blocks), -1, _WARP)  # [tiles, warps, lanes]
     shift = 1
     while shift < _WARP:
         threads = torch.cat([threads[..., :shift], combine(threads[..., shift:], threads[..., :-shift])], -1)
         shift *= 2
-    warps = _in_order(threads[..., -1], combine)
-    start = torch.full_like(warps[:1, :1], neutral)
-    tiles = torch.cat([start, _in_order(warps[None, :, -1], combine)[:, :-1]], 1)[0]
-    before_warp = torch.cat([torch.full_like(warps[:, :1], neutral), warps[:, :-1]], 1)[..., None]
-    before = torch.cat([torch.full_like(threads[..., :1], neutral), threads[..., :-1]], -1)
-    prefix = combine(tiles[:, None, None], combine(before_warp, before)).reshape(len(blocks), -1, 1)
-    return _in_order(torch.cat([prefix, blocks], -1), combine)[..., 1:].reshape(-1)[: len(entries)]
+    warps = _in_order(threads[..., -1], combine)  # [tiles, warps]
+    tiles = _in_order(warps[None, :, -1], combine)  # [1, tiles]
+
+    # The totals before each tile, warp and thread are these, shifted by one place.
+    first_tile = torch.full_like(warps[:1, :1], neutral)
+    before_tile = torch.cat([first_tile, tiles[:, :-1]], 1)[0]
+    first_warps = torch.full_like(warps[:, :1], neutral)
+    before_warp = torch.cat([first_warps, warps[:, :-1]], 1)
+    first_threads = torch.full_like(threads[..., :1], neutral)
+    before_thread = torch.cat([first_threads, threads[..., :-1]], -1)
+
+    before_in_tile = combine(before_warp[..., None], before_thread)
+    before = combine(before_tile[:, None, None], before_in_tile).reshape(len(blocks), -1, 1)  # [tiles, threads, 1]
+    scanned = _in_order(torch.cat([before, blocks], -1), combine)[..., 1:]
+    return scanned.reshape(-1)[: len(entries)]
 
 
 def transformed_lengths(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:

@@ -216,7 +216,7 @@ class PlanningContext(MeasuredModel):
 
     @classmethod
     def of(cls, model: MeasuredModel, judged: Judgement, findings: Sequence[Finding]) -> PlanningContext:
-        """The measured model with its verdicts and findings; both share one fresh process."""
+        """A copy of a measured model with its verdicts and findings, which uses the same fresh process for its runs."""
         shared = {each.name: getattr(model, each.name) for each in fields(model)}
         return cls(**shared, judged=judged, findings=findings)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -229,34 +229,55 @@ def groups_of(planning: PlanningContext, layers: Mapping[str, Layer]) -> list[Gr
     A group has all layers that read one weight; the linear layers of one module that read the same value, such as q, k
     and v, or gate and up; and all linear layers of the experts in one list. Every other layer is a group by itself.
     """
-    names, tensors = dict[int, list[str]](), dict[str, torch.Tensor]()
+    names = dict[int, list[str]]()  # {id of a weight: all its names}
+    tensors = dict[str, torch.Tensor]()
     for name, tensor in named_tensors(planning.subject.model):
-        names.setdefault(id(tensor), []).append(key_of(name))
-        tensors[key_of(name)] = tensor
-    alike, readers = nx.Graph(), dict[tuple[str, str], str]()
-    for layer in layers.values():
-        key, source, parent = layer.key, layer.given, layer.key.rpartition(".")[0]
-        alike.add_node(key)
-        if source is not None and layer.kind == "linear" and parent:
-            while (viewed := view_source(source)) is not None:
-                source = viewed
-            alike.add_edge(key, readers.setdefault((parent, source.name), key))
-        if expert := _EXPERTS.match(key):
-            alike.add_edge(key, readers.setdefault((expert[1], ""), key))
+        key = key_of(name)
+        names.setdefault(id(tensor), []).append(key)
+        tensors[key] = tensor
     result = []
-    for members in nx.connected_components(alike):
-        keys, squares = tuple(dict.fromkeys(other for key in sorted(members) for other in names[id(tensors[key])])), {}
-        inside = [(name, layer) for name, layer in layers.items() if layer.key in members]
-        shared = [s for s in planning.options.schemes if all(fits(layer, s) for _, layer in inside)]
+    for members in nx.connected_components(_links_of(layers)):
+        keys = tuple(dict.fromkeys(other for key in sorted(members) for other in names[id(tensors[key])]))
+        inside = {name: layer for name, layer in layers.items() if layer.key in members}
+        squares = {}  # {scheme: squared error of the outputs}
+        shared = [scheme for scheme in planning.options.schemes if all(fits(x, scheme) for x in inside.values())]
         for scheme in shared:
-            effects = dict[str, float]()  # the same operation of two paths counts once
-            for name, _ in inside:
-                one, twin = planning.measured.quantized[name, scheme], planning.capture.twins.get(name, name)
-                known = one.decided_by != "not-run"  # else the first-order estimate
-                effect = one.effect if known else math.hypot(one.weight_effect, one.activation_effect)
-                effects[twin] = max(effect, effects.get(twin, 0.0))
-            if math.isfinite(square := sum((effect * planning.output_metric.unit) ** 2 for effect in effects.values())):
+            square = _squared_error(planning, inside, scheme)
+            if math.isfinite(square):
                 squares[scheme] = square
         if shared:
-            result.append(Group(keys, sum(tensors[key].numel() for key in members), squares))
+            entries = sum(tensors[key].numel() for key in members)
+            result.append(Group(keys, entries, squares))
     return result
+
+
+def _links_of(layers: Mapping[str, Layer]) -> nx.Graph:
+    """A graph of all layers, with an edge between layers that must have one scheme."""
+    links = nx.Graph()
+    first = dict[tuple[str, str], str]()  # {(module, value that it reads, or "" for experts): its first layer}
+    for layer in layers.values():
+        key = layer.key
+        parent = key.rpartition(".")[0]
+        links.add_node(key)
+        if layer.given is not None and layer.kind == "linear" and parent:
+            source = layer.given
+            while (viewed := view_source(source)) is not None:
+                source = viewed
+            links.add_edge(key, first.setdefault((parent, source.name), key))
+        expert = _EXPERTS.match(key)
+        if expert:
+            links.add_edge(key, first.setdefault((expert[1], ""), key))
+    return links
+
+
+def _squared_error(planning: PlanningContext, operations: Iterable[str], scheme: str) -> float:
+    """Sum of the squared effects of quantizing some operations, in the unit of the error budget."""
+    effects = dict[str, float]()  # the same operation of two paths counts once
+    for name in operations:
+        measured = planning.measured.quantized[name, scheme]
+        effect = measured.effect
+        if measured.decided_by == "not-run":  # then the first-order estimate
+            effect = math.hypot(measured.weight_effect, measured.activation_effect)
+        twin = planning.capture.twins.get(name, name)
+        effects[twin] = max(effect, effects.get(twin, 0.0))
+    return sum((effect * planning.output_metric.unit) ** 2 for effect in effects.values())

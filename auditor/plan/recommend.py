@@ -84,7 +84,7 @@ def recommend(
 
 
 def _largest_error(plan: Plan, max_error: float) -> float:
-    """The largest error within the limit that `_limit_clause` names; below 0 if criteria decide instead of errors."""
+    """The limit, as a number, that `_limit_clause` names in words; -inf if criteria decide instead of errors."""
     ran = plan.verification
     if ran is None:
         return max_error

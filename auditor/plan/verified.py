@@ -80,25 +80,41 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
         return _record_run(model, plan, failure=answer)
     if answer.ungraded is not None and plan.program is None:
         return _record_run(model, plan, failure=f"with gradients enabled, {answer.ungraded}")
-    distance, noise = model.output_metric.distance, model.noise.found
-    pairs, graded = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)], list[Pair]()
+    distance = model.output_metric.distance
+    noise = model.noise.found
+    pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
+    graded = list[Pair]()
     if expected.graded is not None and answer.graded is not None:
         graded = [(on_cpu(expected.graded), answer.graded)]
     try:
         by_batch = [distance(*pair) for pair in pairs]
-        error, enabled = worst_of(by_batch), worst_of([distance(*pair) for pair in graded])
+        error = worst_of(by_batch)
+        error_with_gradients = worst_of([distance(*pair) for pair in graded])
     except MeasureError as refused:
         return _record_run(model, plan, failure=str(refused))
     if graded:
         # Two runs of one plan that round differently are about equally far from FP32, up to one epsilon of the format.
-        before, after = output_error(*pairs[0]), output_error(*graded[0])
+        before = output_error(*pairs[0])
+        after = output_error(*graded[0])
         expected_most = 2 * before + FORMATS[plan.format].epsilon + FLOOR * noise.joint
         if math.isfinite(before) and not after <= expected_most:
             otherwise = f"with gradients enabled the outputs differ: error {after:.2g} instead of {before:.2g}"
             return _record_run(model, plan, failure=otherwise)
-    is_finite = math.isfinite(error + enabled)
-    scattered = _scattered(model, plan, expected) if is_finite and error <= model.max_error else None
-    joint = math.inf if distance is output_error else worst_of([output_error(*pair) for pair in pairs])
+    is_finite = math.isfinite(error + error_with_gradients)
+    scattered = None
+    if is_finite and error <= model.max_error:
+        scattered = _scattered(model, plan, expected)
+    joint = None
+    if distance is not output_error:
+        joint = _finite_or_none(worst_of([output_error(*pair) for pair in pairs]))
+    outliers = measure_outliers(pairs)
+    shown_by_batch: tuple[float | None, ...] = ()
+    if len(by_batch) > 1:
+        shown_by_batch = tuple(map(_finite_or_none, by_batch))
+    ungraded_in_fp32 = model.noise.graded if isinstance(model.noise.graded, str) else None
+    nonfinite = None
+    if not is_finite and plan.program is None:
+        nonfinite = locate_nonfinite(model, policy_of(model.capture, plan))
     return _record_run(
         model,
         plan,
@@ -106,20 +122,24 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
         graded,
         measured_error=error if is_finite else None,
         scattered=scattered,
-        joint=joint if math.isfinite(joint) else None,
-        apart=measure_outliers(pairs),
-        with_gradients=enabled if graded and is_finite else None,
-        by_batch=tuple(one if math.isfinite(one) else None for one in by_batch) if len(by_batch) > 1 else (),
+        joint=joint,
+        apart=outliers,
+        with_gradients=error_with_gradients if graded and is_finite else None,
+        by_batch=shown_by_batch,
         noise=noise.error,
         floor=noise.floor if noise.floor > model.output_metric.budget else 0.0,
-        ungraded=answer.ungraded or (model.noise.graded if isinstance(model.noise.graded, str) else None),
-        nonfinite=None if is_finite or plan.program else locate_nonfinite(model, policy_of(model.capture, plan)),
+        ungraded=answer.ungraded or ungraded_in_fp32,
+        nonfinite=nonfinite,
     )
 
 
+def _finite_or_none(error: float) -> float | None:
+    return error if math.isfinite(error) else None
+
+
 def _scattered(model: MeasuredModel, plan: Plan, expected: Answers) -> float | None:
-    """The error of outputs of few numbers at slightly changed weights, see `scattered_error`; None for others, and for
-    programs, which hold their weights."""
+    """The error at slightly changed weights, see `scattered_error`, of a model whose outputs have few numbers; None for
+    other models, and for programs, whose weights cannot be changed."""
     if plan.program is not None or not are_few(expected.outputs):
         return None
     module, options = model.subject.model, model.options
@@ -135,8 +155,10 @@ def _scattered(model: MeasuredModel, plan: Plan, expected: Answers) -> float | N
 def _record_run(
     model: MeasuredModel, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any
 ) -> Plan:
-    """The plan with the results of a run. pairs, graded: outputs without and with gradients; criteria must hold for
-    both."""
+    """Add the results of a verification run to a plan.
+
+    pairs, graded: (reference, output) of the runs without and with gradients; the criteria must hold for both.
+    """
     distance, inputs = model.output_metric.distance, "held-out" if model.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
     execution = "native" if model.options.native else "emulated"
@@ -192,8 +214,9 @@ def today_of(model: MeasuredModel) -> Today | None:
 
 
 def note_gpu_only(model: MeasuredModel, plans: Mapping[str, Plan]) -> dict[str, Plan]:
-    """The plans, with the exception of a plan's model where this CPU, without emulation, cannot run it: a CPU lacks some
-    kernels of low precision. Only plans that hold are tried, and only small models: native FP16 is slow on many CPUs."""
+    """Note plans that run only on a GPU, with the exception that they raise on this CPU without emulation, for example
+    since it lacks a low-precision kernel. Only plans that hold are tried, and only small models: native FP16 is slow on
+    many CPUs."""
     flops = sum(cost.flops for cost in model.costs.values())
     if model.options.native or flops > MOST_FLOPS:
         return {**plans}

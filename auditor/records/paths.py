@@ -31,7 +31,8 @@ def within(path: str, scope: str) -> bool:
 
 
 def function_in(owner: str, name: str) -> str:
-    """The path `owner..name` for the calls of one function in a module; no module has such an empty name component."""
+    """The path `owner..name`, which stands for all calls of one function in a module. No module's path has two dots in a
+    row, so that the two kinds of paths cannot be confused."""
     return f"{owner}..{name}"
 
 

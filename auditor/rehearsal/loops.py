@@ -196,7 +196,7 @@ class LightningStep:
 
     def _backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
-        with torch.autocast("cuda", enabled=False):  # of manual optimization, whose region Lightning opens
+        with torch.autocast("cuda", enabled=False):  # Lightning keeps its region open in manual optimization
             scaled.backward(*args, **kwargs)
 
     def _update(self, optimizer: Any, clips: bool = False) -> None:
@@ -241,7 +241,7 @@ class LightningStep:
 
 
 class _ManualOptimizer:
-    """An optimizer as Lightning hands it to manual optimization: its `step` is the precision's."""
+    """The optimizer that Lightning's `self.optimizers()` returns: `step` goes through the GradScaler if there is one."""
 
     def __init__(self, optimizer: Any, update: Callable[[Any], None]) -> None:
         self.optimizer, self._update = optimizer, update

@@ -29,7 +29,6 @@ from .result import (
     RANKS,
     REMEDIES,
     ROUNDINGS,
-    NonFiniteStep,
     Recipe,
     RecipeProblem,
     RecipeRun,
@@ -165,43 +164,36 @@ def recipe_as_written(session: Session) -> Iterator[Recipe]:
 
 def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProblem]:
     """All problems of a recipe, which is not FP32."""
-    run, fp32, problem = runs[name], runs["fp32"], partial(RecipeProblem, name)
+    run = runs[name]
+    fp32 = runs["fp32"]
+    problem = partial(RecipeProblem, name)
     for finding in run.findings:
         yield problem(finding.kind, f"{finding.text} ({finding.line})", line=finding.line)
     if run.failure is not None:
         yield problem("fails", f"the run stopped early: {run.failure}")
         return
-    first = next((x for x in run.skipped if x.where), NonFiniteStep(0, 0, None))
-    blamed, module = f"; Inf or NaN first appears at {first.where}" * bool(first.where), first.module or None
+    located = next((each for each in run.skipped if each.where), None)
+    blamed = f"; Inf or NaN first appears at {located.where}" if located is not None else ""
+    module = (located.module or None) if located is not None else None
     ends_early = len(run.losses) < len(fp32.losses)
     if run.skipped and (run.scale is None or ends_early):
         at = f"in step {run.skipped[0].step} (batch {run.skipped[0].batch})"
         yield problem("not-finite", f"gradients or weights turn Inf or NaN {at}{blamed}", module)
         return
-    late = sum(each.step >= len(run.losses) // 2 for each in run.skipped)
-    if run.scale is not None and (late > max(SKIPS * len(run.losses) / 2, 1) or (run.skipped and run.scale < 1)):
+    if run.scale is not None and _skips_too_often(run, run.scale):
         batches = len({each.batch for each in run.skipped})
         said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
         yield problem("steps-skipped", said + blamed, module)
     yield from _wrong_losses(run, fp32, problem)
-    last, whole, count = run.last_loss(), fp32.last_loss(), len(run.final)
-    gaps = [a - b for a, b in zip(run.final, fp32.final, strict=True)]
-    scatter = 2 * statistics.stdev(gaps) / math.sqrt(count) if count > 1 and math.isfinite(last) else 0.0
-    progress = abs(statistics.fmean(fp32.losses[:count]) - whole)
-    behind = not last - whole <= max(BEHIND * progress, scatter, LEAST * abs(whole))
-    if behind and not run.bad_losses:
-        yield problem("loss-behind", f"the final loss is {last:.4g}, in FP32 {whole:.4g}")
+    is_behind = _is_behind(run, fp32)
+    if is_behind and not run.bad_losses:
+        said = f"the final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"
+        yield problem("loss-behind", said)
     if not OF_SCALE.isdisjoint(each.kind for each in run.findings):  # whose consequences the gradients show
         return
-    stored = label(run.recipe.format if run.recipe.stored else "fp32")
-    for what, text in HARM.items():
-        for one in ("", *run.parameters):  # first, all parameters together
-            share, usual = run.share(what, one) or 0.0, fp32.share(what, one) or 0.0
-            if share - usual > (ALL if one else LOST):
-                said = f"{share:.0%} {text.format(stored)}{f', of {one}' if one else ''}"
-                yield problem(what.replace("_", "-"), said)
-                break
-    error, noise = run.share("error") or 0.0, fp32.share("error") or 0.0
+    yield from _lost_entries(run, fp32, problem)
+    error = run.share("error") or 0.0
+    noise = fp32.share("error") or 0.0
     wide = runs.get(f"{name}_fp32_accumulation", run).share("error")
     if wide is not None and error > max(2 * wide, ROUNDED):
         said = f"gradients differ from FP32's by {error:.1%} after {run.backward_passes} backward passes,"
@@ -213,6 +205,43 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
             "keep its module in FP32"
         )
         yield problem("gradients-off", said, worst.rpartition(".")[0])
+
+
+def _skips_too_often(run: RecipeRun, scale: float) -> bool:
+    """Whether too many steps of the second half are skipped, or the loss scale fell below 1. scale: the last one."""
+    steps = len(run.losses)
+    late = sum(each.step >= steps // 2 for each in run.skipped)
+    if late > max(SKIPS * steps / 2, 1):
+        return True
+    return bool(run.skipped) and scale < 1
+
+
+def _is_behind(run: RecipeRun, fp32: RecipeRun) -> bool:
+    """Whether the final loss exceeds FP32's by more than a share of FP32's progress and than the losses scatter."""
+    loss = run.last_loss()
+    fp32_loss = fp32.last_loss()
+    count = len(run.final)
+    gaps = [a - b for a, b in zip(run.final, fp32.final, strict=True)]
+    scatter = 0.0  # two standard errors of the mean gap
+    if count > 1 and math.isfinite(loss):
+        scatter = 2 * statistics.stdev(gaps) / math.sqrt(count)
+    progress = abs(statistics.fmean(fp32.losses[:count]) - fp32_loss)
+    tolerated = max(BEHIND * progress, scatter, LEAST * abs(fp32_loss))
+    return not loss - fp32_loss <= tolerated
+
+
+def _lost_entries(run: RecipeRun, fp32: RecipeRun, problem: Callable[..., RecipeProblem]) -> Iterator[RecipeProblem]:
+    """Shares of updates or gradients that are lost: at most one problem of a kind, about all parameters or about one."""
+    stored = label(run.recipe.format if run.recipe.stored else "fp32")
+    for what, text in HARM.items():
+        for parameter in ("", *run.parameters):  # first, all parameters together
+            share = run.share(what, parameter) or 0.0
+            usual = fp32.share(what, parameter) or 0.0
+            allowed = ALL if parameter else LOST
+            if share - usual > allowed:
+                of_parameter = f", of {parameter}" if parameter else ""
+                yield problem(what.replace("_", "-"), f"{share:.0%} {text.format(stored)}{of_parameter}")
+                break
 
 
 def _wrong_losses(run: RecipeRun, fp32: RecipeRun, problem: Callable[..., RecipeProblem]) -> Iterator[RecipeProblem]:

@@ -80,7 +80,8 @@ class StepRunner:
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):
             REMEDIES[name][1](optimizer)
-        running = self._running = dict[int, Generator[Any]]()  # {number of `step()` calls around one: its `_update`}
+        # {depth: the `_update` around a `step()`}, since a `step()` may call another one
+        running = self._running = dict[int, Generator[Any]]()
         register_optimizer_step_pre_hook(lambda *call: next(running.setdefault(len(running), self._update(*call))))
         register_optimizer_step_post_hook(lambda *call: next(running.popitem()[1], None))
         called = nn.Module.__call__
@@ -101,19 +102,20 @@ class StepRunner:
         self._observer.used_scalers.update((id(one), one) for one in self.scalers)
 
     def _convert(self, recipe: Recipe) -> None:
-        """Switch this process to a recipe: convert weights, buffers and optimizer state now, and inputs of outermost
-        modules in later steps; apply the recipe's scopes, or remove those of another recipe."""
+        """Switch this process to a recipe.
+
+        Weights, buffers and optimizer state are converted now, inputs of the outermost modules in each later step. The
+        recipe's scopes replace those of the recipe before.
+        """
         if recipe.name != AS_WRITTEN:
             before = {number: [p.dtype for p in parameters_of(one)] for number, one in self.optimizers.items()}
             self._storage.convert(recipe)
             for number, optimizer in self.optimizers.items():
                 if before[number] != [p.dtype for p in parameters_of(optimizer)]:
-                    with swap_attribute(
-                        optimizer, "param_groups", optimizer.param_groups
-                    ):  # to which the step may refer
-                        optimizer.load_state_dict(
-                            optimizer.state_dict()
-                        )  # which casts the state to the weights' dtypes
+                    # `load_state_dict` casts the state to the weights' dtypes. It also replaces the list
+                    # `param_groups`, which is put back afterwards, since the step may refer to it.
+                    with swap_attribute(optimizer, "param_groups", optimizer.param_groups):
+                        optimizer.load_state_dict(optimizer.state_dict())
         if recipe.scopes or self.recipe.scopes:
             # Each module in a container, which is itself not called, gets the scope of the root.
             parts = self.root if isinstance(self.root, nn.ModuleDict) else ()
@@ -167,8 +169,10 @@ class StepRunner:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), in FP32 or in
         emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
         the sum of the losses on which it called `backward`."""
-        recipe, dtype = self.recipe, dtype_of(self.recipe.format)
-        self._losses, self._used = list[float](), set[int]()  # of `backward`; ids of the called optimizers and modules
+        recipe = self.recipe
+        dtype = dtype_of(recipe.format)
+        self._losses = list[float]()  # of each `backward`
+        self._used = set[int]()  # ids of the called optimizers and modules
         self._broken = None
         as_written = recipe.name == AS_WRITTEN
         regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes and not as_written
@@ -185,13 +189,15 @@ class StepRunner:
                     if region.fast_dtype in (torch.float16, torch.bfloat16):
                         self.low_regions.add(region.fast_dtype)
                     if not as_written:
-                        region._enabled, region._meant, region.fast_dtype = regional, regional, dtype
+                        region._enabled = regional
+                        region._meant = regional
+                        region.fast_dtype = dtype
                 return enter(region)
 
             around = torch.autocast("cuda", dtype=dtype) if regional and not self.own_regions else nullcontext()
             with around, swap_attribute(torch.autocast, "__enter__", enter_region):
                 value = call_step(self._step, batch)
-                while self._running:  # a `step()` of an optimizer that raised, and the user's step caught the exception
+                while self._running:  # an optimizer's `step()` raised, and the user's step caught the exception
                     self._running.popitem()[1].close()
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
             value = float(value.detach())
@@ -245,21 +251,24 @@ class StepRunner:
             if kwargs["accumulate_grad"]:
                 self.result.backward_passes += not self.result.losses
                 self._losses += [float(x.detach()) for x in tensors_in(roots) if x.numel() == 1]
-                groups = (group for one in self.optimizers.values() for group in one.param_groups)  # maybe new ones
+                # read now, since the step may have added groups
+                groups = (group for one in self.optimizers.values() for group in one.param_groups)
                 for p in {p for group in groups for p in group["params"] if p.requires_grad and scale != 1}:
                     hooks.callback(p.register_hook(lambda x: x / scale).remove)  # type: ignore[no-untyped-call]
             result = original(roots, over_tensors(lambda x: x * scale, gradients), *args, **kwargs)
         if reduces:
             with plain_torch():
                 self._reduce(before)
-        if not self.own_regions:  # a user would leave the region around the forward pass
+        if not self.own_regions:  # the region that a user would open around the forward pass has ended by now
             clear_weight_casts()
         return over_tensors(lambda x: x / scale, result)
 
     def _update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Generator[tuple[Any, Any] | None]:
-        """Runs around each `step()` of an optimizer, which begins at `yield`, with other arguments if it has a closure. If gradients are not finite, the optimizer
-        gets no parameters, as a GradScaler skips it. In an FP32 step for comparison (`_run_shadow`), the last optimizer
-        gets none either. After the update, the weights are checked."""
+        """Runs around each `step()` of an optimizer, which begins at `yield`; yields its arguments if it has a closure.
+
+        If gradients are not finite, the optimizer gets no parameters, since a GradScaler would skip the update. In an
+        FP32 step for comparison (`_run_shadow`), the last optimizer gets none either. Checks the weights afterwards.
+        """
         kind = type(optimizer).__name__
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
@@ -282,7 +291,7 @@ class StepRunner:
                 for group, p in own if is_finite and self._sampled else ():
                     if p in self._parameters and p not in self._updates:  # else measured in an earlier update
                         self._updates[p] = Update.begin(optimizer, group, p)
-            is_skipped = not is_finite and not as_written  # as written, the user's scaler skips, or nobody does
+            is_skipped = not is_finite and not as_written  # in a step as written, only the user's GradScaler skips
             if is_skipped or (self.recipe is not self.result.recipe and self._used >= {*self.optimizers}):
                 emptied = [{**group, "params": []} for group in optimizer.param_groups]
                 stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
@@ -295,14 +304,19 @@ class StepRunner:
 
 
 def _in_autocast() -> bool:
-    """Whether an autocast region is open. If none is, one that the forward of an outermost module opens is the step's:
-    accelerate, for example, wraps the forward of a prepared model."""
+    """Whether an autocast region is open.
+
+    If none is, a region that the forward of an outermost module opens belongs to the step: accelerate, for example,
+    wraps the forward of a prepared model.
+    """
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 def _with_closures_called(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    """The arguments of an optimizer's `step`, whose closure is called here, before gradients are read: the optimizer
-    gets a closure that returns the same loss. None without a closure."""
+    """Call the closure of an optimizer's `step` before gradients are read, since it computes them.
+
+    Returns the arguments of `step` with a closure that only returns the known loss; None without a closure.
+    """
     if not any(map(callable, (*args, *kwargs.values()))):
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -37,6 +37,24 @@ BLAMED = 4
 """Maximum number of non-finite steps that are run again to find the operation that causes Inf or NaN."""
 
 
+def _root_of(modules: Iterable[nn.Module], trained: Mapping[Any, int]) -> nn.Module:
+    """The module with all trained parameters, or a ModuleDict of several modules and a list of parameters in none."""
+    left = {*trained}
+    roots = dict[str, nn.Module]()
+    # the largest modules first, since these contain the others
+    for module in sorted(modules, key=lambda m: -sum(1 for _ in m.modules())):
+        own = left.intersection(module.parameters())
+        if own:
+            roots[f"{type(module).__name__}{len(roots)}"] = module
+            left -= own
+    bare = [p for p in trained if p in left and isinstance(p, nn.Parameter)]
+    if bare:
+        roots[f"ParameterList{len(roots)}"] = nn.ParameterList(bare)
+    if len(roots) > 1:
+        return nn.ModuleDict(roots)
+    return next(iter(roots.values()), nn.Module())
+
+
 class Session(StepRunner):
     """The user's step, and its runs, each in a separate process. optimizers: those that the first step calls.
     copied_dtypes: of parameters with gradients that no optimizer has, such as the FP16 copies of FP32 weights. scalers:
@@ -49,36 +67,37 @@ class Session(StepRunner):
     def __init__(self, step: Callable[..., Any], batches: Callable[[], Iterator[tuple[int, Any]]], seed: int) -> None:
         every = [one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)]
         super().__init__(step, {id(one): one for one in every if "param_groups" in vars(one)})
-        self._batches, self._seed = batches, seed
+        self._batches = batches
+        self._seed = seed
         self._called = list[nn.Module]()
         modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
+
+        # The first step runs in a process of its own, and tells which of these objects it uses.
         every_trained = nn.ParameterList(p for one in self.optimizers.values() for p in parameters_of(one))
-        low = [one for one in (*modules, every_trained) if stores_low(one)]  # of which the first step may call some
+        low = [one for one in (*modules, every_trained) if stores_low(one)]
         self._storage = Storage(low, ())
         used, self.own_regions, self.low_regions, scaler_ids, makes_scaler, with_gradients = call_forked(self._look)
+
         scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler) and id(one) in scaler_ids]
         self.scalers = [one for one in scalers if one._enabled or self._is_switched_off(one)]
         self.has_scaler = bool(self.scalers) or makes_scaler
         if used.isdisjoint(self.optimizers):
             raise bad_step("the first step calls no optimizer's step(): give a function that runs one whole step")
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in used}
-        groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
-        self.trained, roots = {p: n for n, group in groups for p in group["params"]}, dict[str, nn.Module]()
-        left = {*self.trained}
-        for module in sorted(modules, key=lambda m: -sum(1 for _ in m.modules())):
-            if own := left.intersection(module.parameters()):
-                roots[f"{type(module).__name__}{len(roots)}"] = module
-                left -= own
-        if bare := [p for p in self.trained if p in left and isinstance(p, nn.Parameter)]:
-            roots[f"ParameterList{len(roots)}"] = nn.ParameterList(bare)
-        self.root = nn.ModuleDict(roots) if len(roots) > 1 else next(iter(roots.values()), nn.Module())
+        trained = dict[Any, int]()  # {parameter: number of its group}
+        for optimizer in self.optimizers.values():
+            for number, group in enumerate(optimizer.param_groups):
+                for p in group["params"]:
+                    trained[p] = number
+        self.trained = trained
+        self.root = _root_of(modules, trained)
         self._called = [one for one in modules if id(one) in used]
         graded = (p for one in self._called for p in one.parameters() if id(p) in with_gradients)
-        self.copied_dtypes = {p.dtype for p in graded if p not in self.trained}
-        self._storage = Storage((self.root, *self._called), self.trained)
-        named = ((p, path) for path, p in self.root.named_parameters() if p in self.trained and p.numel())
+        self.copied_dtypes = {p.dtype for p in graded if p not in trained}
+        self._storage = Storage((self.root, *self._called), trained)
+        named = ((p, path) for path, p in self.root.named_parameters() if p in trained and p.numel())
         self._parameters = {p: without_wrappers(path) for p, path in named}
-        if any(p.device.type in NATIVE for p in self.trained):
+        if any(p.device.type in NATIVE for p in trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
 
     def _look(self, tell: Callable[[str], None]) -> tuple[set[int], bool, set[torch.dtype], set[int], bool, set[int]]:
@@ -156,7 +175,7 @@ class Session(StepRunner):
         return result
 
     def _searches(self) -> bool:
-        """Whether the next non-finite step is searched for its operation."""
+        """Whether the next non-finite step is run again to find the operation to blame."""
         return len(self.result.skipped) + len(self.result.bad_losses) < BLAMED
 
     def _note_non_finite(self, step: int, number: int, batch: Any, restart: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
-"""Trial steps of a step as written, which are run aside: at two loss scales, and with a gradient that overflows.
+"""Detects wrong loss scaling in the user's step, by trial runs at two loss scales and with a gradient that overflows.
 
 In a correct loop the update does not depend on the loss scale, and an overflow only skips the update and reduces the scale.
-Both hold whatever the step does with its gradients, so that clipping by hand needs no rule of its own.
+Both hold whatever the step does with its gradients, so that clipping by hand needs no rule of its own. Each trial runs in
+a process of its own, and leaves the run that is audited as it was.
 """
 
 from __future__ import annotations
@@ -84,7 +85,11 @@ class Write:
 
 @dataclass(frozen=True)
 class Update:
-    """A call of an optimizer's `step`, whether its gradients were finite, and whether the optimizer skips it itself."""
+    """A call of an optimizer's `step`.
+
+    is_finite: whether all gradients were finite. is_skipped: whether the optimizer skips the update itself, as fused
+    optimizers do once GradScaler has told them of an overflow.
+    """
 
     optimizer: str
     line: str
@@ -222,13 +227,16 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trial.writes[self._parameters[p]].append(Write(self._count, line, operation, norm, **about))
 
     def before_backward(self) -> None:
-        """Before a backward pass of the step."""
+        """Before a backward pass: note gradients that were replaced, and the line that starts the pass."""
         with plain_torch():
             self._settle()
             self._hook, self._pass_line = "", self._line()
 
     def after_backward(self, roots: Any) -> None:
-        """After a backward pass that adds to the parameters' gradients. roots: of the pass."""
+        """After a backward pass: record each parameter's gradient; a trial of an overflow first makes some of them infinite.
+
+        roots: the tensors at which the pass began, usually the loss.
+        """
         with plain_torch():
             loss = sum(float(entries(x.detach()).double().sum()) for x in tensors_in(roots))
             for optimizer in self._optimizers if self._breaks else ():
@@ -251,10 +259,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
 
     def before_update(self, optimizer: Optimizer) -> None:
-        """Before an optimizer's update, within or without a scaler."""
+        """Record an update before it runs, whether a GradScaler or the user's code calls the optimizer."""
         self._settle()
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        found = getattr(optimizer, "found_inf", None)  # set by a scaler for a fused optimizer, which skips itself
+        found = getattr(optimizer, "found_inf", None)  # GradScaler sets it on fused optimizers
         is_skipped = found is not None and bool(found)
         update = Update(type(optimizer).__name__, self._line(), all(map(all_finite, gradients)), is_skipped)
         if gradients:
@@ -273,7 +281,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def trial_scale(scale: float) -> float:
-    """The loss scale of a trial step, a power of two. scale: the step's own."""
+    """The loss scale of a trial step: the step's own scale, rounded down to a power of two; 65536 if that is below 16 or infinite."""
     return 2.0 ** math.floor(math.log2(scale)) if LEAST_SCALE <= scale < math.inf else USUAL_SCALE
 
 
@@ -389,7 +397,7 @@ def _first_move(plain: Trial, scaled: Trial) -> Write | None:
 
 
 def _factor(writes: list[Write], i: int) -> float:
-    """By how much a write multiplies a gradient's norm; NaN for the first write."""
+    """The factor by which write number `i` multiplies a gradient's norm; NaN for the first write."""
     return writes[i].norm / writes[i - 1].norm if i and writes[i - 1].norm else math.nan
 
 

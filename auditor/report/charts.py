@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..artefact.strategies import plan_title
 from ..numerics.formats import FORMATS
@@ -141,32 +141,51 @@ def depth_chart(audit: Audit) -> Chart | None:
         return None
     per_point = math.ceil(len(nodes) / BINS)
     bins = [nodes[i : i + per_point] for i in range(0, len(nodes), per_point)]
-    curves = {f: ([_worst(b, f, True) for b in bins], [_worst(b, f, False) for b in bins]) for f in audit.formats}
-    if e := audit.plan_errors:
-        curves["plan"] = ([max((e[r.node.name] for _, r in b if r.node.name in e), default=None) for b in bins], [])
-    budget = [audit.max_error] if audit.max_error and not audit.criteria else []  # a share has no place on this axis
-    powers = decades([*(v for pair in curves.values() for curve in pair for v in curve), *budget])
+
+    # {format: the largest error of each bin}; None for a bin without one
+    carried = {fmt: [_worst(b, fmt, True) for b in bins] for fmt in audit.formats}
+    made = {fmt: [_worst(b, fmt, False) for b in bins] for fmt in audit.formats}
+    if audit.plan_errors:
+        carried["plan"] = [_worst_under_plan(b, audit.plan_errors) for b in bins]
+        made["plan"] = []
+    budget = list[float]()
+    if audit.max_error and not audit.criteria:  # a share of a criterion's limit has no place on this axis
+        budget = [audit.max_error]
+
+    shown = [error for fmt in carried for error in (*carried[fmt], *made[fmt])]
+    powers = decades([*shown, *budget])
     x = scale(0, max(len(bins) - 1, 1), LEFT + INSET, RIGHT - INSET)
-    y = scale(powers[0], powers[-1], HEIGHT - BOTTOM, TOP + MARKS * len(curves))
+    y = scale(powers[0], powers[-1], HEIGHT - BOTTOM, TOP + MARKS * len(carried))
     paths = [("budget", f"M{LEFT} {y(log(most))}H{RIGHT}") for most in budget]
-    for row, (fmt, (carried, made)) in enumerate(curves.items()):
-        points = [(x(i), y(log(v))) if v is not None and math.isfinite(v) else None for i, v in enumerate(carried)]
-        dots = ((x(i), y(log(v))) for i, v in enumerate(made) if v is not None and math.isfinite(v))
-        gone = (x(i) - 2.5 for i, v in enumerate(carried) if v is not None and not math.isfinite(v))
-        paths += [
-            (f"dots {fmt}", "".join(f"M{a:g} {b:g}h0" for a, b in dots)),
-            (f"line {fmt}", curve(points)),
-            (f"gone {fmt}", "".join(f"M{a:g} {3 + MARKS * row}l5 5m0-5l-5 5" for a in gone)),
-        ]
-    legend = [(f, "recommended plan" if f == "plan" else label(f)) for f in curves]
+    for row, fmt in enumerate(carried):
+        points = list[tuple[float, float] | None]()
+        gone = list[float]()
+        for i, error in enumerate(carried[fmt]):
+            if error is not None and math.isfinite(error):
+                points.append((x(i), y(log(error))))
+                continue
+            points.append(None)
+            if error is not None:
+                gone.append(x(i) - 2.5)
+        dots = [(x(i), y(log(v))) for i, v in enumerate(made[fmt]) if v is not None and math.isfinite(v)]
+        paths.append((f"dots {fmt}", "".join(f"M{a:g} {b:g}h0" for a, b in dots)))
+        paths.append((f"line {fmt}", curve(points)))
+        paths.append((f"gone {fmt}", "".join(f"M{a:g} {3 + MARKS * row}l5 5m0-5l-5 5" for a in gone)))
+
+    legend = [(fmt, "recommended plan" if fmt == "plan" else label(fmt)) for fmt in carried]
     legend += [("budget", "budget")] * len(budget)
     if any(kind.startswith("gone") and path for kind, path in paths):
         legend.append(("gone", "× non-finite"))
-    return Chart(
-        "Error against depth",
+    about = (
         "Relative error of each operation's result against FP32, on a logarithmic scale. Lines: accumulated error with the whole "
         "model in low precision, and under the recommended plan. Dots: local error, on inputs from the FP32 run. Click a point to see its operation in "
-        f"the table.{f' Each point is the worst of {per_point} consecutive operations.' if per_point > 1 else ''}",
+        "the table."
+    )
+    if per_point > 1:
+        about += f" Each point is the worst of {per_point} consecutive operations."
+    return Chart(
+        "Error against depth",
+        about,
         HEIGHT,
         tuple(paths),
         tuple(legend),
@@ -176,6 +195,11 @@ def depth_chart(audit: Audit) -> Chart | None:
         tuple(b[0][0] for b in bins),
         titled=False,
     )
+
+
+def _worst_under_plan(nodes: Iterable[tuple[int, NodeReport]], errors: Mapping[str, float]) -> float | None:
+    """The largest error of some operations under the recommended plan; None if none has one."""
+    return max((errors[r.node.name] for _, r in nodes if r.node.name in errors), default=None)
 
 
 def _worst(nodes: Iterable[tuple[int, NodeReport]], fmt: str, propagated: bool) -> float | None:

@@ -33,30 +33,44 @@ class Cause:
     """
 
     def __init__(self, audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> None:
-        self._audit, self.members, self._reports = audit, members, reports
+        self._audit = audit
+        self.members = members
+        self._reports = reports
         effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
 
         def weight(f: Finding) -> tuple[Any, ...]:
             """Sort key of findings: contradicted by measurement last; then by severity; rules before measurements."""
             where = place_of(f)
             is_input = f.rule.startswith(INPUTS)  # whose cause is no operation
-            elsewhere = not is_input and f.cause not in (where, f"{where}: precision")
-            severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
-            return f.agrees is False, *severities, elsewhere, -effects[id(f)]
+            return (
+                f.agrees is False,
+                SEVERITIES.index(f.severity),
+                f.rule in MEASURED,
+                SEVERITIES.index(f.declared or f.severity),
+                not is_input and f.cause not in (where, f"{where}: precision"),  # whether it is caused elsewhere
+                -effects[id(f)],
+            )
 
         self.rules: dict[str, list[Finding]] = {}
         for finding in sorted(members, key=weight):
             self.rules.setdefault(finding.rule, []).append(finding)
-        self.worst, self.effect = next(iter(self.rules.values()))[0], max(effects.values())
+        of_first_rule = next(iter(self.rules.values()))
+        self.worst = of_first_rule[0]
+        self.effect = max(effects.values())
         self.report = reports.get(self.worst.node)
         self.severity = min((finding.severity for finding in members), key=SEVERITIES.index)
         self.formats = tuple(dict.fromkeys(fmt for finding in members for fmt in finding.formats))
         self.owners = list(dict.fromkeys(finding.owner for finding in (self.worst, *members)))
-        self.where = list_paths(self.owners, MODULES_NAMED) if self.worst.op != "auditor.ignore" else "the settings"
+        self.where = "the settings"
+        if self.worst.op != "auditor.ignore":
+            self.where = list_paths(self.owners, MODULES_NAMED)
         self.shapes = tuple(dict.fromkeys(scope(pattern(owner)) for owner in self.owners))
         nodes = dict.fromkeys(finding.node for finding in members)
-        self.operations, self.planned_dtypes = len(nodes), tally(reports[name] for name in nodes if name in reports)
-        self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}" if len(members) > 1 else ""
+        self.operations = len(nodes)
+        self.planned_dtypes = tally(reports[name] for name in nodes if name in reports)
+        self.size = ""
+        if len(members) > 1:
+            self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}"
         self.agreement = AGREEMENT[self.worst.agrees]
         self.snippet = keep_alone(audit, self.worst.owner)
         self._repairs = [repair for repair in audit.repairs if self.worst.cause in repair.causes]
@@ -102,23 +116,37 @@ class Cause:
     def plan_effect(self) -> str:
         """A sentence on the precision of the cause's operations under the plan to which severities refer."""
         spoken = [finding for finding in self.members if finding.bearing]
-        plan = self._audit.plans.get(spoken[0].plan or "") if spoken else None
+        if not spoken:
+            return ""
+        plan = self._audit.plans.get(spoken[0].plan or "")
         if plan is None:
-            stops = spoken and spoken[0].bearing == "stops"
-            return "No plan uses low precision; this operation is one reason." if stops else ""
+            is_reason = spoken[0].bearing == "stops"
+            return "No plan uses low precision; this operation is one reason." if is_reason else ""
         nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
         every = {finding.node for finding in spoken}
         kept = [self._reports[name] for name in nodes["kept"] if name in self._reports]  # the rest are inputs
         scopes = [plan.scopes.get(report.node.owner) for report in kept]
-        output = " (or only the output)" * any(scope.fp32_output for scope in scopes if scope)
+        output = ""
+        if any(scope.fp32_output for scope in scopes if scope):
+            output = " (or only the output)"
         said = [text.format(_these(nodes[how], every), output) for how, text in BEARINGS.items() if nodes[how]]
-        if others := every.difference(*nodes.values()):
-            met = dict.fromkeys((f, how) for x in spoken if x.node in others for f, by in x.met.items() for how in by)
-            under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
+        others = every.difference(*nodes.values())
+        if others:
             what = "the problem" if others == every else f"the problem of {_these(others, every)}"
-            occurs = "only occurs" if any(one.agrees for one in self.members) else "could only occur"
-            said.append(f"avoids {what}" + (f", which {occurs} in {under}" if under else ""))
+            said.append(f"avoids {what}{self._where_met(others)}")
         return f"{_plan_words(self._audit, plan)}, {'; '.join(said)}."
+
+    def _where_met(self, nodes: Collection[str]) -> str:
+        """A clause on the formats and strategies under which the problem of some operations occurs; "" if unknown."""
+        met = dict[tuple[str, str], None]()
+        for finding in self.members:
+            if finding.bearing and finding.node in nodes:
+                met |= dict.fromkeys((fmt, how) for fmt, strategies in finding.met.items() for how in strategies)
+        if not met:
+            return ""
+        under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
+        occurs = "only occurs" if any(finding.agrees for finding in self.members) else "could only occur"
+        return f", which {occurs} in {under}"
 
     @property
     def is_avoided(self) -> bool:

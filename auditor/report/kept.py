@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import AuditorError, suggest
 from ..execution.policy import choice_from_scopes
@@ -29,25 +29,44 @@ def islands(plan: Plan) -> tuple[str, ...]:
     Paths in an island differ only in block numbers (`blocks.*.norm`), except if over `SHAPES` patterns have the reason
     `no-gain`. For an exported program: its FP32 operations and outputs, grouped by operator and kind of reason.
     """
-    result = list[tuple[str, str]]()
-    each = plan.program.kept if plan.program else ()
-    for kept in fold(each, lambda _: "", lambda kept: (kept.kind, kept.op, kept.only_output)):
+    lines = (*_program_islands(plan), *_module_islands(plan), *_function_islands(plan))
+    return tuple(f"{name}: {why}" if why else name for name, why in lines)
+
+
+def _program_islands(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(operations, reason) of an exported program."""
+    kept_operations = plan.program.kept if plan.program else ()
+    for kept in fold(kept_operations, lambda _: "", lambda one: (one.kind, one.op, one.only_output)):
         name = list_paths([one.name for one in kept], 2, "operation")
-        result.append((name, _one_for_all([one.because for one in kept])))
+        yield name, _one_for_all([one.because for one in kept])
+
+
+def _module_islands(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(modules, reason)."""
     pairs = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
-    idle = len({pattern(path) for path, reason in pairs if reason.kind == "no-gain"}) > SHAPES
-    for same in fold(
-        pairs, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind
-    ):
-        paths, reasons = [path for path, _ in same], [reason for _, reason in same]
+    without_gain = {pattern(path) for path, reason in pairs if reason.kind == "no-gain"}
+    many = len(without_gain) > SHAPES
+
+    def path_of(pair: tuple[str, Reason]) -> str:
+        """The path by whose pattern a module is grouped; "" puts it into one group with all others of its kind."""
+        path, reason = pair
+        return "" if many and reason.kind == "no-gain" else path
+
+    for same in fold(pairs, path_of, lambda pair: pair[1].kind):
+        paths = [path for path, _ in same]
+        reasons = [reason for _, reason in same]
         name = list_paths(paths, 2).replace(scope(""), f"{scope('')} (without its submodules)")
-        result.append((name, _with_rules(_one_for_all([reason.words for reason in reasons]), reasons)))
-    for keeping in fold(dict.fromkeys(p for p, _ in plan.exceptions), str, lambda p: plan.scopes[p].exceptions):
+        yield name, _with_rules(_one_for_all([reason.words for reason in reasons]), reasons)
+
+
+def _function_islands(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(functions in modules, reason)."""
+    modules = dict.fromkeys(path for path, _ in plan.exceptions)
+    for keeping in fold(modules, str, lambda path: plan.scopes[path].exceptions):
         place = "the whole model" if keeping == [""] else list_paths(keeping, 2)
+        functions = ", ".join(plan.scopes[keeping[0]].exceptions)
         reasons = [*plan.reasons_of(keeping[0])]
-        why = _with_rules(", ".join(reason.words for reason in reasons), reasons)
-        result.append((f"{', '.join(plan.scopes[keeping[0]].exceptions)} in {place}", why))
-    return tuple(f"{name}: {why}" if why else name for name, why in result)
+        yield f"{functions} in {place}", _with_rules(", ".join(reason.words for reason in reasons), reasons)
 
 
 def _one_for_all(reasons: Sequence[str]) -> str:

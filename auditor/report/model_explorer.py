@@ -30,23 +30,29 @@ LOW_COLORS = ("#f0cf9f", "#bfe3d4", "#e3c5e8", "#cfd8a8")
 def files(audit: Audit) -> dict[str, str]:
     """{file name: text}: `graph.json`, and the overlays, for Model Explorer's option --node_data_paths."""
     documents = {"graph.json": graph(audit)}
+    stops = [{"stop": i / (len(RAMP) - 1), "bgColor": color} for i, color in enumerate(RAMP)]
     for fmt in audit.formats:
-        stops = [{"stop": i / (len(RAMP) - 1), "bgColor": color} for i, color in enumerate(RAMP)]
-        # effects span many orders of magnitude; Inf and NaN rank above all finite ones, and effects of 0 are left out
-        effects = {r.node.name: r.contributions[fmt].isolated for r in audit.nodes if fmt in r.contributions}
-        logs = {name: math.log10(value) for name, value in effects.items() if math.isfinite(value) and value > 0}
-        top = max(logs.values(), default=0.0) + 1
-        logs |= {name: top for name, value in effects.items() if not math.isfinite(value)}
-        ranked = {name: {"value": round(value, 3)} for name, value in logs.items()}
-        moves = _overlay(f"{label(fmt)}: change of the outputs", ranked, {"gradient": stops})
+        ranked = {name: {"value": round(value, 3)} for name, value in _logarithms(audit, fmt).items()}
+        title = f"{label(fmt)}: change of the outputs"
+        documents[f"{fmt}_effect.json"] = _overlay(title, ranked, {"gradient": stops})
         verdicts = {r.node.name: r.verdicts[fmt].verdict for r in audit.nodes if fmt in r.verdicts}
-        documents[f"{fmt}_effect.json"] = moves
-        documents[f"{fmt}_verdict.json"] = _overlay(f"{label(fmt)} verdict", _colors(verdicts, VERDICT_COLORS))
+        colors_of_verdicts = _colors(verdicts, VERDICT_COLORS)
+        documents[f"{fmt}_verdict.json"] = _overlay(f"{label(fmt)} verdict", colors_of_verdicts)
     if audit.recommended in audit.plans:
         colors = {"fp32": FP32_COLOR, **dict(zip(auditable(), cycle(LOW_COLORS), strict=False))}
         computed = {r.node.name: computed_in(r) for r in audit.nodes}
         documents["plan.json"] = _overlay(f"plan {audit.recommended}", _colors(computed, colors))
     return {name: json.dumps(made, indent=1, allow_nan=False) + "\n" for name, made in documents.items()}
+
+
+def _logarithms(audit: Audit, fmt: str) -> dict[str, float]:
+    """{operation: log10 of its effect}, since effects span many orders of magnitude; Inf and NaN rank above all finite
+    effects, and effects of 0 are left out."""
+    effects = {r.node.name: r.contributions[fmt].isolated for r in audit.nodes if fmt in r.contributions}
+    result = {name: math.log10(value) for name, value in effects.items() if math.isfinite(value) and value > 0}
+    top = max(result.values(), default=0.0) + 1
+    result |= {name: top for name, value in effects.items() if not math.isfinite(value)}
+    return result
 
 
 def graph(audit: Audit) -> dict[str, Any]:

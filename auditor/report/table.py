@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..numerics.formats import FORMATS
-from ..records import Magnitudes, NodeReport
+from ..records import Contribution, Magnitudes, NodeError, NodeReport, Verdict
 from ..records.audit import Audit
 from .kept import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
@@ -30,8 +30,19 @@ def table(audit: Audit) -> dict[str, Any]:
         return strings.setdefault((text or "")[:most], len(strings))
 
     nodes = audit.nodes
-    plan, at = audit.plans.get(audit.recommended or ""), {r.node.name: i for i, r in enumerate(nodes)}
+    at = {r.node.name: i for i, r in enumerate(nodes)}  # {operation: its row}
+    plan = audit.plans.get(audit.recommended or "")
     why = why_raised(plan) if plan else None
+
+    def rows_read(i: int, report: NodeReport) -> list[int]:
+        """The rows whose results an operation reads, as distances from its own row, which have fewer digits."""
+        names = dict.fromkeys(report.node.inputs)
+        return [i - at[name] for name in names if name in at]
+
+    def reason_for_fp32(report: NodeReport) -> str:
+        return why(report) if why else ""
+
+    # `add` numbers the texts in the order in which the columns below ask for them.
     return {
         "formats": [{"key": f, "label": label(f), "largest": FORMATS[f].largest} for f in audit.formats],
         "verdicts": list(VERDICTS),
@@ -43,16 +54,14 @@ def table(audit: Audit) -> dict[str, Any]:
         "source": [add(line(r.node.source, r.node.called_from)) for r in nodes],
         "code": [add(r.node.code, LONGEST) for r in nodes],
         "shape": [add("×".join(map(str, r.node.shape))) for r in nodes],
-        "max": [_number(r.range.max_abs if r.range else None, 3) for r in nodes],
-        "min": [_number(r.range.min_abs if r.range else None) for r in nodes],
+        "max": [_largest(r.range) for r in nodes],
+        "min": [_smallest(r.range) for r in nodes],
         "flops": [r.flops for r in nodes],
         "histogram": [_histogram(r.range) for r in nodes],
-        "plan": [add(label(low) if (low := computed_in(r)) else "") for r in nodes],
+        "plan": [add(_planned_format(r)) for r in nodes],
         "dtypes": [add(_dtypes(r)) for r in nodes],
-        "why": [add(why(r) if why else "", LONGEST) for r in nodes],
-        "reads": [
-            [i - at[name] for name in dict.fromkeys(r.node.inputs) if name in at] for i, r in enumerate(nodes)
-        ],  # as differences, which have fewer digits than positions
+        "why": [add(reason_for_fp32(r), LONGEST) for r in nodes],
+        "reads": [rows_read(i, r) for i, r in enumerate(nodes)],
         "inputs": _inputs(audit),
         "outputs": [at[name] for name in audit.graph_outputs if name in at],
         "classes": dict(audit.classes),
@@ -64,26 +73,60 @@ def table(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _cells(nodes: Iterable[NodeReport], fmt: str, add: Callable[..., int], budget: float) -> dict[str, Any]:
-    rows = [(r.errors.get(fmt), r.contributions.get(fmt), r.verdicts.get(fmt)) for r in nodes]
-    plain = [v is None or (v.verdict == "safe" and (moved is None or moved.isolated <= budget)) for _, moved, v in rows]
-    predicted = (moved is not None and moved.decided_by in ("first-order", "not-run") for _, moved, _ in rows)
+def _largest(magnitudes: Magnitudes | None) -> float | str | None:
+    return _number(None if magnitudes is None else magnitudes.max_abs, 3)
+
+
+def _smallest(magnitudes: Magnitudes | None) -> float | str | None:
+    return _number(None if magnitudes is None else magnitudes.min_abs)
+
+
+def _planned_format(report: NodeReport) -> str:
+    """The label of the format in which an operation computes under the recommended plan; "" if there is none."""
+    low = computed_in(report)
+    return label(low) if low else ""
+
+
+def _cells(nodes: Sequence[NodeReport], fmt: str, add: Callable[..., int], budget: float) -> dict[str, Any]:
+    """The columns of one format: an entry for each operation, except for `events`, which only some operations have."""
+    errors = [r.errors.get(fmt) for r in nodes]
+    effects = [r.contributions.get(fmt) for r in nodes]
+    verdicts = [r.verdicts.get(fmt) for r in nodes]
+    reasons = []
+    for verdict, effect in zip(verdicts, effects, strict=True):
+        reasons.append(add(_reason_shown(verdict, effect, budget), LONGEST))
+    predicted = [effect is not None and effect.decided_by in ("first-order", "not-run") for effect in effects]
+    events = {}
+    for i, error in enumerate(errors):
+        if error is not None and _has_event(error):
+            events[str(i)] = [error.overflow, error.nan, _number(error.underflow), add(error.unsupported, LONGEST)]
     return {
-        "effect": [_number(moved.isolated if moved else None) for _, moved, _ in rows],
-        "own": [_number(moved.own if moved else None) for _, moved, _ in rows],
-        "local": [_number(error.local_error if error else None) for error, _, _ in rows],
-        "propagated": [_number(error.propagated_error if error else None) for error, _, _ in rows],
-        "reason": [
-            add(v.reason if v and not left else "", LONGEST) for (_, _, v), left in zip(rows, plain, strict=True)
-        ],
-        "verdict": "".join(str(VERDICTS.index(v.verdict)) if v else "-" for _, _, v in rows),
+        "effect": [_number(None if effect is None else effect.isolated) for effect in effects],
+        "own": [_number(None if effect is None else effect.own) for effect in effects],
+        "local": [_number(None if error is None else error.local_error) for error in errors],
+        "propagated": [_number(None if error is None else error.propagated_error) for error in errors],
+        "reason": reasons,
+        "verdict": "".join("-" if verdict is None else str(VERDICTS.index(verdict.verdict)) for verdict in verdicts),
         "predicted": "".join("1" if yes else "0" for yes in predicted),
-        "events": {
-            str(i): [e.overflow, e.nan, _number(e.underflow), add(e.unsupported, LONGEST)]
-            for i, (e, _, _) in enumerate(rows)
-            if e is not None and (e.overflow or e.nan or e.underflow >= VISIBLE or e.unsupported)
-        },
+        "events": events,
     }
+
+
+def _reason_shown(verdict: Verdict | None, effect: Contribution | None, budget: float) -> str:
+    """The reason of a verdict; "" for an operation that is safe and whose effect is within the error budget."""
+    if verdict is None:
+        return ""
+    is_within = effect is None or effect.isolated <= budget
+    if verdict.verdict == "safe" and is_within:
+        return ""
+    return verdict.reason
+
+
+def _has_event(error: NodeError) -> bool:
+    """Whether an operation overflows, gives NaN, underflows in a visible share of values, or cannot run."""
+    if error.overflow or error.nan or error.unsupported:
+        return True
+    return error.underflow >= VISIBLE
 
 
 def _dtypes(report: NodeReport) -> str:

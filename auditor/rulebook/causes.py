@@ -106,22 +106,41 @@ def findings_of(
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in judged.layers:
         by_node[layer.node][layer.scheme] = layer
-    verdicts = {n: {**each, **{s: x.verdict for s, x in by_node[n].items()}} for n, each in graph.verdicts.items()}
+    verdicts = {}  # {node: {format or scheme: Verdict}}
+    for name, by_format in graph.verdicts.items():
+        by_scheme = {scheme: layer.verdict for scheme, layer in by_node[name].items()}
+        verdicts[name] = {**by_format, **by_scheme}
     schemes = {layer.scheme for layer in judged.layers}
-    fired = partial(classify, rules=rules, formats={*formats, *schemes}, trains=trains)
-    made = fired(capture, gather(capture, measured.ranges, verdicts, by_node))
-    reached = (any(judged.exposed.get(one.node, {}).get(fmt, True) for fmt in one.formats) for one in made)
-    found = tuple(one for one, reads_low in zip(made, reached, strict=True) if reads_low or not one.measurable)
-    begins = [(name, fmt) for fmt in formats for name, at in _beginnings(graph, fmt).items() if name == at]
-    first = {(name, fmt) for name, fmt in begins if graph.has_broken_result(name, fmt)}
-    found = judge_failures(compare_with_verdicts(found, verdicts, first), failed, capture, rules)
+    apply_rules = partial(classify, rules=rules, formats={*formats, *schemes}, trains=trains)
+
+    made = apply_rules(capture, gather(capture, measured.ranges, verdicts, by_node))
+    found = tuple(one for one in made if not one.measurable or _runs_low(one, judged))
+    first = set[tuple[str, str]]()  # (node, format) at which Inf or NaN begins
+    for fmt in formats:
+        for name, beginning in _beginnings(graph, fmt).items():
+            if name == beginning and graph.has_broken_result(name, fmt):
+                first.add((name, fmt))
+    found = compare_with_verdicts(found, verdicts, first)
+    found = judge_failures(found, failed, capture, rules)
     found += silent_findings(casts, capture, rules, formats)
     found += tuple(input_findings(inputs, capture, rules, formats, judged.verdicts))
-    caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
+    selected = apply_selection(found, select, ignores, rules)
+    caused = with_causes(selected, graph, rules)
+
+    # A finding that the first batch's measurements do not give gets the number of its batch.
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
-    before = measured.first if later else None  # the first batch's measurements, if later batches matter
-    shown = fired(capture.first, gather(capture.first, before.ranges)) if before is not None else ()
-    return with_batches(caused, capture, graph.verdicts, frozenset((one.rule, one.node) for one in shown))
+    before = measured.first if later else None
+    shown = frozenset[tuple[str, str]]()
+    if before is not None:
+        of_first = apply_rules(capture.first, gather(capture.first, before.ranges))
+        shown = frozenset((one.rule, one.node) for one in of_first)
+    return with_batches(caused, capture, graph.verdicts, shown)
+
+
+def _runs_low(finding: Finding, judged: Judgement) -> bool:
+    """Whether a strategy runs the finding's node in low precision, in one of the finding's formats."""
+    exposed = judged.exposed.get(finding.node, {})
+    return any(exposed.get(fmt, True) for fmt in finding.formats)
 
 
 def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[Rule]) -> tuple[Finding, ...]:

@@ -43,29 +43,36 @@ def gather(
     ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format or scheme: Verdict}};
     layers: {node: {scheme: QuantizedLayer}}. Facts that need a missing entry are None.
     """
-    stands, uses = positions(capture), Uses(capture)
+    stands = positions(capture)
+    uses = Uses(capture)
     stands["makes_keys"] = key_layers(capture)
-    runs, in_phases = values.additions(capture, ranges), values.phases(capture)
+    runs = values.additions(capture, ranges)
+    in_phases = values.phases(capture)
     kinds = {item.name: item.kind for item in capture.placeholders}
 
     def facts(node: fx.Node) -> NodeFacts:
-        record, name = capture.nodes[node.name], node.name
+        name = node.name
+        record = capture.nodes[name]
         row = operation(record.op)
-        held = {
-            kind: {item for item in map(source, node.all_input_nodes) if kinds.get(item.name) == kind}
-            for kind in ("parameter", "buffer")
-        }
+
+        sources = [source(item) for item in node.all_input_nodes]
+        parameters = {item for item in sources if kinds.get(item.name) == "parameter"}
+        buffers = {item for item in sources if kinds.get(item.name) == "buffer"}
+        uses_of_weights = [len({*readers(item)}) for item in parameters]
+        sizes_of_buffers = [ranges[item.name].max_abs for item in buffers if item.name in ranges]
+        input_dtype = dtype(node.all_input_nodes[0]) if node.all_input_nodes else None
+
         literals = (*record.literals.values(), *record.autocast_literals.values())
         derived = frozenset(key for of_format in literals for key in of_format.arguments)
-        read = node.all_input_nodes[0] if node.all_input_nodes else None
+
         by_itself: dict[str, Any] = {fact: name in names for fact, names in stands.items()}
         by_itself |= {fact.__name__: fact(node) for fact in OF_NODE}
         by_itself |= {fact: getattr(record, fact) for fact in ("op", "owner", "owner_type", "torch_module", "dtype")}
         return NodeFacts(
             operation=row.name,
-            input_dtype=dtype_name(result) if read and (result := dtype(read)) else None,
+            input_dtype=None if input_dtype is None else dtype_name(input_dtype),
             consumers=tuple(sorted({op_of(reader) for reader in readers(node)})),
-            producers=tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
+            producers=tuple(sorted({op_of(item) for item in sources})),
             upcast=name in uses.upcasts,
             casts_up=uses.casts_up(node),
             casts_up_input=uses.casts_up_input(node),
@@ -76,10 +83,8 @@ def gather(
             additions=runs[node].length,
             absorbed=runs[node].absorbed,
             in_a_phase=node in in_phases,
-            weight_uses=max((len({*readers(item)}) for item in held["parameter"]), default=None),
-            buffer_max_abs=max(
-                (ranges[item.name].max_abs for item in held["buffer"] if item.name in ranges), default=None
-            ),
+            weight_uses=max(uses_of_weights, default=None),
+            buffer_max_abs=max(sizes_of_buffers, default=None),
             **_sizes(node, ranges, stands["from_weights"], verdicts.get(name, {})),
             **_under_schemes(layers.get(name, {})),
             **gemm(node),

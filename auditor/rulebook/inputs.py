@@ -29,7 +29,8 @@ WHERE = {
 
 @dataclass(frozen=True)
 class InputMagnitudes:
-    """Magnitudes of one floating-point input, over all batches. axis: column | channel | "" for an undivided input.
+    """Magnitudes of one floating-point input, over all batches. axis: column | channel, or "" if there is only
+    one magnitude, of the whole input.
 
     largest: largest finite magnitude of each column or channel; 0 if all its values are zero.
     """
@@ -80,7 +81,10 @@ def _largest(x: torch.Tensor, kept: tuple[int, ...]) -> list[float]:
 
 
 def _unevenness(one: InputMagnitudes) -> float:
-    """The largest magnitude divided by the median, and its inverse for the smallest; 0 for an undivided input."""
+    """How much magnitudes differ along an input's axis; 0 for an input without one.
+
+    Formula: the larger of largest / median and median / smallest, over the columns or channels that are not all zero.
+    """
     known = [value for value in one.largest if value]
     if not one.axis or not known:
         return 0.0
@@ -95,7 +99,7 @@ def input_findings(
     formats: Collection[str],
     verdicts: Mapping[str, Mapping[str, Verdict]],
 ) -> Iterator[Finding]:
-    """A finding for each input of which columns overflow or underflow a format, if a strategy casts the input to it.
+    """A finding for each input with columns that overflow or underflow a format to which a strategy casts the input.
 
     The measurement confirms a finding if an operation that reads the input is sensitive or unsafe.
     """

@@ -25,7 +25,7 @@ _WRITTEN = ("source", "values", "src")
 
 
 class Describer:
-    """Describes the mixtures of one capture."""
+    """Describes in words the mixed dtypes (`Mixture`) with which operations of one recorded graph raise."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -55,7 +55,10 @@ class Describer:
         )
 
     def fix(self, name: str, mixtures: Sequence[Mixture]) -> str:
-        """The change of one line after which the operation gets one dtype. mixtures: of each strategy that has one."""
+        """The change of the source after which all arguments of an operation have one dtype.
+
+        mixtures: one for each strategy under which the operation raises.
+        """
         mixture = mixtures[0]
         origins = dict.fromkeys(origin for each in mixtures for origin in each.origins)
         node, graph_node = self._capture.nodes[name], self._graph[name]
@@ -75,7 +78,10 @@ class Describer:
         return f"convert {named} with `.to(x.dtype)`{at}, where `x` is the other tensor"
 
     def _fix_of_origin(self, reader: Node, origins: Iterable[str], beside: str) -> str | None:
-        """The change of the lines that made the FP32 values; None if the model needs some of these values in FP32."""
+        """The change of the lines that made the FP32 values; None if the model needs some of these values in FP32.
+
+        beside: source text of an argument of `reader` in low precision.
+        """
         lines = dict[str, dict[str, None]]()  # {change: the lines that it changes}
         for origin in origins:
             change = self._change(origin, reader, beside)

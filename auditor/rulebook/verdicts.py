@@ -402,7 +402,10 @@ def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
 
 
 def with_backward(judged: Judgement, backward: Mapping[tuple[str, str], Verdict]) -> Judgement:
-    """The verdicts, with the verdicts `backward` for operations that a strategy runs in low precision."""
+    """Mark operations unsafe whose backward pass fails, if a strategy runs them in low precision.
+
+    backward: {(node, format): the verdict `unsafe`}, see `unsafe_backward`.
+    """
     reached = {(name, fmt): verdict for (name, fmt), verdict in backward.items() if judged.exposed[name].get(fmt)}
     return judged.with_unsafe(reached)
 

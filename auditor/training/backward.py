@@ -145,8 +145,8 @@ def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, B
 
 
 def _least_exponent(step: Step) -> int:
-    """The exponent of the smallest loss scale at which the gradients of the step, without the loss's, do not underflow
-    in FP16. Negligible gradients do not count."""
+    """The exponent of the smallest loss scale at which the gradients of the step, except inside the loss function,
+    do not underflow in FP16. Negligible gradients do not count."""
     nodes = step.capture.nodes
     inside = (found for name, found in step.gradients.items() if name not in nodes or nodes[name].owner != LOSS)
     pool = merge_magnitudes(significant(magnitudes_of(g)) for found in inside for g in found if g is not None)
@@ -154,9 +154,10 @@ def _least_exponent(step: Step) -> int:
 
 
 def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str, least: int) -> BackwardTest:
-    """Test at the largest loss scale without an overflow; without such a scale, where the gradient is near 1.
+    """Test an operation's backward pass at the largest loss scale at which it does not overflow.
 
-    least: the exponent of the smallest scale to test; larger scales than that of a gradient near 1 are not tested.
+    The first scale brings the largest entry of the incoming gradient near 1. Smaller scales follow, down to 2 ** least;
+    if the pass overflows at all of them, the result is that of the first scale.
     """
     sizes = [float(finite(g).abs().max()) for g in arriving if g is not None and g.numel()]
     largest = max(sizes, default=0.0)
@@ -207,6 +208,7 @@ def _error(exact: Leaves, rounded: Leaves) -> NodeError:
 
 
 def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None, exponent: int) -> torch.Tensor | None:
+    """(theirs - ours) * 2 ** exponent, as bfloat16; None if the tensors cannot be compared entry by entry."""
     if ours is None or theirs is None or ours.shape != theirs.shape or not is_plain(ours):
         return None
     (gap,) = _scale_by([theirs.float() - ours.float()], exponent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..isolation import in_training
 from ..numerics.entries import over_tensors, tensors_in
 from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
-from ..records import Capture, Magnitudes, Objective, Plan, Subject
+from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
     Advice,
     BackwardNode,
@@ -111,43 +111,43 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], preferred: Plan 
 
     preferred: the best plan by the errors of the outputs, whose format is taken if the step can train in it.
     """
+    formats = prepared.formats
     trainable = {name: plan for name, plan in plans.items() if plan.holds and plan.has_low}
-    lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in prepared.formats}
-    fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
+    lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in formats}
+    fmt = "fp16" if "fp16" in formats else formats[0]
     low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
-    subject, by_module = prepared.first.subject, low_by_module(prepared.capture, prepared.gradients, low)
+    subject = prepared.first.subject
+    by_module = low_by_module(prepared.capture, prepared.gradients, low)
     scale = loss_scale(by_module) if fmt == "fp16" else None
     cast = {place.fqn for place in prepared.capture.placeholders if place.fqn and place.name in low}
     parameters = tuple(replace(parameter, low=parameter.name in cast) for parameter in prepared.parameters)
     with in_training(subject.model):
         tick("low-precision steps")
-        errors = {f: _gradient_error(prepared, lowerings[f], 1.0) for f in prepared.formats if f != "fp16"}
+        errors = {f: _gradient_error(prepared, lowerings[f], 1.0) for f in formats if f != "fp16"}
         if fmt == "fp16":
             errors["fp16"], scale = _at_a_scale(prepared, lowerings["fp16"], scale)
         noise = _noise(prepared.first)
         tolerated = tolerated_error(noise)
-        scales = {"fp16": scale.init if scale is not None and scale.init else 1.0}
-        draws = {
-            f: draw_errors(prepared.first, lowerings[f], scales.get(f, 1.0), error, tolerated)
-            for f, error in errors.items()
-            if error is not None
-        }
-        draws = {f: errors for f, errors in draws.items() if len(errors) > 1}
-        errors = {f: decisive_error(draws[f]) if f in draws else errors[f] for f in prepared.formats}
-        overflows = [one for f in prepared.formats for one in _loss_overflows(prepared, f, scales.get(f, 1.0))]
-    bf16 = None
-    if "bf16" in prepared.formats:
-        adam, sgd = ({rate: lost(parameters, rate) for rate in RATES} for lost in (lost_by_adam, lost_by_sgd))
-        share = underflow_share(merge_magnitudes(by_module.values()).exponents, FORMATS["bf16"])
-        bf16 = Bf16Outlook(share, adam, sgd)
-    idle = {f for f in prepared.formats if f"autocast_{f}" in plans and lowerings[f].plan is None}
-    unclear = {f: interval_of(errors) for f, errors in draws.items() if side_of(errors, tolerated) == "unclear"}
+        scales = dict.fromkeys(formats, 1.0)  # only FP16 needs a loss scale
+        if scale is not None and scale.init:
+            scales["fp16"] = scale.init
+        # Errors near the tolerated one are measured again at changed weights; the decisive one of all counts.
+        draws = {}
+        for f, error in errors.items():
+            if error is not None:
+                draws[f] = draw_errors(prepared.first, lowerings[f], scales[f], error, tolerated)
+        draws = {f: drawn for f, drawn in draws.items() if len(drawn) > 1}
+        errors = {f: decisive_error(draws[f]) if f in draws else errors[f] for f in formats}
+        overflows = [one for f in formats for one in _loss_overflows(prepared, f, scales[f])]
+    bf16 = _bf16_outlook(parameters, by_module) if "bf16" in formats else None
+    idle = {f for f in formats if f"autocast_{f}" in plans and lowerings[f].plan is None}
+    unclear = {f: interval_of(drawn) for f, drawn in draws.items() if side_of(drawn, tolerated) == "unclear"}
     preferred_format = preferred.format if preferred is not None else None
     format, reason = format_to_train_in(
-        prepared.formats, scale, errors, preferred_format, idle, tolerated=tolerated, unclear=unclear
+        formats, scale, errors, preferred_format, idle, tolerated=tolerated, unclear=unclear
     )
     assert subject.objective is not None
-    plan, (args, kwargs) = lowerings[fmt].plan, subject.batches[0]
+    plan = lowerings[fmt].plan
     result = Training(
         loss=sum(prepared.losses) / len(prepared.losses),
         loss_source=subject.objective.source,
@@ -166,10 +166,27 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], preferred: Plan 
         recommendation=reason,
         attribution=prepared.attribution,
         returned=prepared.first.returned,
-        inputs=("both" if args else "dict") if kwargs else "tensor" if len(args) == 1 else "tuple",
+        inputs=_kind_of_inputs(subject.batches[0]),
         batches=len(prepared.losses),
     )
     return replace(result, advice=(*overflows, *advice_of(result, prepared.capture, lowerings)))
+
+
+def _bf16_outlook(parameters: Sequence[ParameterGradients], by_module: Mapping[str, Magnitudes]) -> Bf16Outlook:
+    """Gradients that underflow in BF16, and updates that BF16 weights would lose, by optimizer and learning rate."""
+    adam = {rate: lost_by_adam(parameters, rate) for rate in RATES}
+    sgd = {rate: lost_by_sgd(parameters, rate) for rate in RATES}
+    pooled = merge_magnitudes(by_module.values())
+    share = underflow_share(pooled.exponents, FORMATS["bf16"])
+    return Bf16Outlook(share, adam, sgd)
+
+
+def _kind_of_inputs(batch: Batch) -> str:
+    """`both` positional and keyword arguments, a `dict`, a `tuple`, or one `tensor`."""
+    args, kwargs = batch
+    if kwargs:
+        return "both" if args else "dict"
+    return "tensor" if len(args) == 1 else "tuple"
 
 
 def _loss_overflows(prepared: MeasuredStep, fmt: str, scale: float) -> Iterator[Advice]:
@@ -265,7 +282,7 @@ def _noise(step: Step) -> float | None:
     parts = (_part(subject, total, rows) for rows in (slice(0, total // 2), slice(total // 2, 2 * (total // 2))))
     halves = [own_step(replace(step, subject=part, batch=step_batches(part)[0]), FP32) for part in parts]
     if any(half.failure is not None for half in halves):
-        return None  # the model may require its batch size
+        return None  # the model may accept only the whole batch's size
     one, other = ({name: g for name, g in half.gradients.items() if g is not None} for half in halves)
     apart = [one[name] - other[name] for name in one.keys() & other.keys()]
     size = math.sqrt(sum(float(g.double().square().sum()) for g in step.by_parameter.values()))

@@ -28,7 +28,10 @@ NO_SENTENCES = (
 
 
 def needed_packages(target: Target) -> None:
-    """Import the packages that the target needs. Raises: LoadError(slug="missing-package"), and those of `locate`."""
+    """Check that the packages which the target needs can be imported.
+
+    Raises: LoadError(slug="missing-package"), and the errors of `locate`.
+    """
     if target.hub == "program":
         return
     if target.hub == "timm":

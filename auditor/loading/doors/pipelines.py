@@ -62,8 +62,8 @@ def models_in(folder: Path) -> list[str]:
 
 
 def arguments_from(text: str | None, folder: Path, seed: int) -> dict[str, Any] | None:
-    """Arguments of the pipeline's call that `--inputs` gives: a file of prompts, or a function that returns a dict of
-    them; None for inputs of another kind, which are those of the component."""
+    """The arguments with which `--inputs` asks to call the pipeline: prompts of a file, or the dict that a function
+    returns. None if `--inputs` gives the audited component's own inputs instead."""
     if not text:
         return None
     if Path(text).suffix == LINES and Path(text).is_file():
@@ -143,7 +143,8 @@ def _short_run(folder: Path, seed: int, given: Mapping[str, Any]) -> PipelineRun
 
 
 def _absent_components(kind: Any, folder: Path) -> dict[str, None]:
-    """{component that the pipeline was saved without: None}, which from_pretrained of some pipelines wants to be told."""
+    """{component: None} for components that the pipeline was saved without: some pipelines' `from_pretrained` requires
+    them as arguments."""
     entries = read_json(folder / PIPELINE)
     wanted = required_arguments(kind.__init__)
     return {name: None for name in wanted if name != "self" and not (entries.get(name) or [None])[0]}
@@ -273,9 +274,10 @@ def _spread(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def parts_of(text: str, inputs: str | None, seed: int) -> dict[str, str]:
-    """{name of a folder: target} of the components that a pipeline calls, if `text` names the folder of a pipeline.
+    """The components that a pipeline calls, as {name: target to audit}; {} if `text` is not the folder of a pipeline.
 
-    A component of which the pipeline calls several methods has one entry for each. Raises: LoadError.
+    The name is that of the component's folder; if the pipeline calls several of its methods, each has an entry
+    `NAME-METHOD`. Raises: LoadError.
     """
     target = parse(text)
     if target.hub != "hf" or target.symbol:
