@@ -29,6 +29,8 @@ LINES = 40
 """Maximum number of lines that an audit prints on a terminal 100 characters wide."""
 STAGES_SHOWN = 3
 """Number of stages, the longest, whose duration a terminal shows."""
+AVOIDED = "Avoided"
+"""Label of the section on problems that the plan avoids."""
 SPARE = ("Formats", "In FP32", "Outputs", "Decisions", "Memory")
 """Labels of sections that the terminal output may omit, since the report contains them."""
 NAMES = {"Formats": "verdicts by format", "In FP32": "what stays in FP32", "Outputs": "criteria that could be set"}
@@ -80,6 +82,11 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
             shown.append(Prose("Omitted", (f"{', '.join(left)}: see report.html, or use --format md",), "muted"))
         if _lines(shown) <= most:
             break
+    if _lines(shown) > most:  # repairs for formats that no plan uses matter less than any other line
+        shown = [
+            replace(block, texts=block.texts[:1]) if isinstance(block, Prose) and block.label == AVOIDED else block
+            for block in shown
+        ]
     answers = _answers(audit)
     lists = [block for block in shown if isinstance(block, Prose)]
     for block in sorted(lists, key=lambda block: (block.label in answers, -len(block.texts))):
@@ -123,7 +130,7 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         said = count(len(avoided), "problem")
         listed = "; ".join(shorten(heads, AVOIDED_SHOWN))
         found = f"The plan avoids {said}; a repair would not make it faster: {listed}."
-        yield Prose("Avoided", (found, *_repairs_of_other_formats(audit, avoided)), "muted")
+        yield Prose(AVOIDED, (found, *_repairs_of_other_formats(audit, avoided)), "muted")
     if todo.wanting or todo.notes:
         first, lead = todo.all[0].worst, "" if todo.wanting else "the first note, "
         command = f"to read about {lead}{first.rule}: python -m auditor explain {first.rule}"

@@ -89,7 +89,7 @@ def test_named_plan_and_directory(plan, tmp_path):
     [
         ("{", [], "is not a plan"),
         ({**document(), "recommended": None}, [], "no plan is recommended; choose one of autocast_bf16"),
-        ({**document(), "parameters": 27}, [], "made for a model with 27 parameters, this model has 26"),
+        ({**document(), "parameters": 27}, [], "the plan was made for 27 parameters, this model has 26"),
         (document(), ["--plan", "gone"], "choose one of autocast_bf16, cast_fp16"),
         (document(), ["--out", "model.py"], "cannot write to 'model.py' (Not a directory)"),
         (document(), ["--weights", "absent.pt"], "absent.pt does not exist"),
