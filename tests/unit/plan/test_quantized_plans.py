@@ -141,18 +141,23 @@ def test_if_held_out_inputs_refuse_one_layer_another_is_quantized(monkeypatch: p
     assert all(one.error == max(one.measured, one.held_out) for one in checked)  # a near miss counts as one
 
 
-@pytest.mark.parametrize("seed", [1, 3, 5, 7])
-def test_a_plan_has_about_the_fewest_bits_that_both_inputs_allow(seed: int) -> None:
-    """Eight layers side by side, whose squared errors add up; each has another share of them on the held-out inputs."""
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plan_has_about_the_fewest_bits_that_both_inputs_allow(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight layers side by side, whose squared errors add up; each has another share of them on the held-out inputs. The
+    allowance for unseen inputs, which no sum of measured errors knows, is left out."""
+    monkeypatch.setattr("auditor.plan.quantized.bound_of", lambda *_: 0.0)
     draw, count = random.Random(seed), 8
     sizes = [draw.choice([32, 64, 96, 128]) for _ in range(count)]
-    layers = {f"part{i}": nn.Linear(WIDTH, size, bias=False) for i, size in enumerate(sizes)}
-    model = seeded(
-        lambda: Model(lambda m, x: torch.cat([getattr(m, key)(x[i]) for i, key in enumerate(layers)], -1), **layers)
-    )
+    names = [f"part{i}" for i in range(count)]
+
+    def side_by_side() -> nn.Module:
+        layers = {name: nn.Linear(WIDTH, size, bias=False) for name, size in zip(names, sizes, strict=True)}
+        return Model(lambda m, x: torch.cat([getattr(m, name)(x[i]) for i, name in enumerate(names)], -1), **layers)
+
+    model = seeded(side_by_side)
     factors = torch.tensor([math.exp(draw.gauss(0, 1)) for _ in range(count)])[:, None, None]
     x = normal(count, 16, WIDTH, seed=seed)
-    squares = [[change(model, by_hand(model, {key: "fp8"}), y) ** 2 for key in layers] for y in (x, x * factors)]
+    squares = [[change(model, by_hand(model, {name: "fp8"}), y) ** 2 for name in names] for y in (x, x * factors)]
     allowed = math.sqrt(sum(squares[0]) / 2)
     low = torch.tensor(list(itertools.product((0.0, 1.0), repeat=count)))
     fits = (low @ torch.tensor(squares).T <= allowed**2).all(1)
