@@ -17,7 +17,7 @@ JOINED = (
 """Names of layers of one module that vLLM joins into one layer: it refuses a checkpoint that quantizes them differently."""
 
 LEAST_SCALE = 1 / (448 * 512)
-"""Lower bound of the scale of a token in FP8."""
+"""Lower bound of the scale of a token in FP8: `min_scaling_factor` of vLLM's FP8 kernels."""
 
 LEAST_BLOCK = 1e-10
 """Lower bound of the largest magnitude of a block in FP8."""
