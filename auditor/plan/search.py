@@ -323,7 +323,8 @@ def find_verified(
     none, the last plan tried.
 
     make: returns choices with errors within the limits. If a choice's plan misses the budget, a new choice is made with
-    a smaller limit: multiplied by MARGIN * budget / error, at most the round's SHRINK, or by 0.25 if the run failed.
+    a smaller limit: multiplied by MARGIN * budget / error, at most the round's SHRINK, or by 0.25 if the run failed or had no error. The
+    error is the worst of the run, with gradients and at changed weights too.
     """
     limits, plans = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan]()
     for shrink in (*SHRINK, 0.0):
@@ -333,8 +334,10 @@ def find_verified(
         limits = {name: limits[name] for name in missed if runs(plans[name].format)}
         for name in limits:
             _note_miss(spaces[name], made[name], plans[name])
-            error = plans[name].measured_error
-            limits[name] *= 0.25 if error is None else min(shrink, MARGIN * max_error / error)
+            ran = plans[name].verification
+            error = ran.worst_error if ran is not None else math.inf
+            is_near = 0.0 < error < math.inf  # a run that failed, or that another criterion refuses, tells no distance
+            limits[name] *= min(shrink, MARGIN * max_error / error) if is_near else 0.25
         if not limits:
             break
     return plans

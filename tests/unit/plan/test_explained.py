@@ -250,6 +250,10 @@ def test_what_its_artefact_does_not_bear_out_is_made_for_less_error() -> None:
     limits.clear()
     find_verified({"a": line()}, 0.5, make, lambda made: {"a": PLAN})  # it fails
     assert limits[:2] == [MARGIN * 0.5, MARGIN * 0.5 / 4]
+    for ran, smaller in ((Verification(0.0, scattered=2.0), MARGIN * 0.5 / 2.0), (Verification(0.0), 0.25)):
+        limits.clear()
+        find_verified({"a": line()}, 0.5, make, lambda made, ran=ran: {"a": replace(PLAN, verification=ran)})
+        assert limits[:2] == [MARGIN * 0.5, MARGIN * 0.5 * smaller]
 
 
 def test_a_near_miss_costs_little_of_the_budget() -> None:
