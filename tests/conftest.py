@@ -38,6 +38,25 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Weights that a module of tests draws when it is imported are the same in every run."""
+    if isinstance(collector, pytest.Module):
+        seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Weights that a test or its fixtures draw are the same in every run and in every order of tests."""
+    seed()
+
+
+def seed() -> None:
+    """Seed torch, which otherwise starts each process with a seed of its own."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
