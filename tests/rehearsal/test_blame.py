@@ -86,8 +86,8 @@ def test_an_operation_that_fp32_makes_infinite_too_is_not_blamed_where_a_plan_ad
 
 
 def test_the_innermost_module_that_is_being_called_is_blamed() -> None:
-    inner = Model(lambda m, x: m.last(x) * 1e5, last=nn.Linear(16, 4))
+    inner = Model(lambda m, x: m.last(x) * 1e6, last=nn.Linear(16, 4))
     model = nn.Sequential(nn.Linear(16, 16), inner)
-    step = plain(model, torch.optim.SGD(model.parameters(), lr=1e-9), lambda out, y: F.cross_entropy(out / 1e5, y))
+    step = plain(model, torch.optim.SGD(model.parameters(), lr=1e-9), lambda out, y: F.cross_entropy(out / 1e6, y))
     (skipped,) = auditor.rehearse(step, classes(1), 1, remedies=False).runs["fp16_autocast"].skipped
     assert (skipped.module, skipped.where.partition(" (")[0]) == ("1", "mul in 1")
