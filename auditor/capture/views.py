@@ -167,9 +167,12 @@ def overwrite(
 
 
 def _take(emit: Emit, constant: Constant, source: fx.Node, view: Selection, value: torch.Tensor) -> fx.Node:
-    count = source.meta["val"].numel() if isinstance(source.meta.get("val"), torch.Tensor) else 0
+    """Add the operations that select a view's entries from a source. value: a tensor with the view's shape and dtype."""
+    whole = source.meta.get("val")
+    count = whole.numel() if isinstance(whole, torch.Tensor) else 0
     line = emit(_aten.reshape.default, (source, [-1]), {}, value.new_empty(count))
-    entries = emit(_aten.index_select.default, (line, 0, constant(view.places)), {}, value.new_empty(len(view.places)))
+    places = constant(view.places)
+    entries = emit(_aten.index_select.default, (line, 0, places), {}, value.new_empty(len(view.places)))
     return emit(_aten.reshape.default, (entries, list(view.shape)), {}, value)
 
 

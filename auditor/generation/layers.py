@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -184,10 +185,14 @@ def plan_cache(
     caches: the whole cache in each format and scale; of those with one byte per entry, the one with the smallest
     divergence is taken. None without such a cache, without limits, or if the cache in BF16 violates them.
     """
-    small = [one for one in caches if STORED[one.stored] == 1 and math.isfinite(one.generated.kl or math.inf)]
+    small = list[tuple[float, StoredCache]]()
+    for cache in caches:
+        kl = cache.generated.kl
+        if STORED[cache.stored] == 1 and kl is not None and math.isfinite(kl):
+            small.append((kl, cache))
     if not small or not limits:
         return None
-    base = min(small, key=lambda one: one.generated.kl or 0.0)
+    _, base = min(small, key=itemgetter(0))
     groups = groups_of(_entries_of(decoding, model, batches[0], around))
     search = CacheSearch(decoding, model, batches, around, limits, beside, base.stored, base.scale, groups)
     every = frozenset(range(len(groups)))

@@ -238,6 +238,12 @@ def owner_of(node: fx.Node) -> str:
 
 def _place(owner: str, op: str, shape: Iterable[int], capture: Capture) -> tuple[str, tuple[str, tuple[int, ...]]]:
     """A key for matching nodes of two graphs: equal for all paths of a shared module, whichever tracer made a graph."""
-    first = next((path for path, others in capture.aliases.items() if owner in others), owner)
-    name = table.packet(op).removesuffix("_copy")
-    return first, (table.operation(op).traced_as or name, tuple(shape))
+    first = owner
+    for path, others in capture.aliases.items():
+        if owner in others:
+            first = path
+            break
+    kind = table.operation(op).traced_as
+    if not kind:
+        kind = table.packet(op).removesuffix("_copy")
+    return first, (kind, tuple(shape))

@@ -153,9 +153,14 @@ class Watch:
     def on_create(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of `register_parameter` and `register_buffer`, and records low-precision tensors."""
         name = str(kwargs.get("name", args[0] if args else ""))
-        for x in (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x not in self.created):
-            if (x.dtype.is_floating_point and x.dtype.itemsize < 4) or "scale" in name:
-                place = self.default.get(x.dtype) if torch.get_default_dtype() is x.dtype else None
+        for x in (*args, *kwargs.values()):
+            if not isinstance(x, Tensor) or x in self.created:
+                continue
+            is_low_precision = x.dtype.is_floating_point and x.dtype.itemsize < 4
+            if is_low_precision or "scale" in name:
+                place = None
+                if torch.get_default_dtype() is x.dtype:
+                    place = self.default.get(x.dtype)
                 self.created[x] = Event(place or self.here(), torch.float32, x.dtype)
         return original(module, *args, **kwargs)
 

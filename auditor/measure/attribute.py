@@ -64,14 +64,24 @@ class Estimates:
 
     def contribution(self, name: str, fmt: str) -> Contribution:
         """The effect on the outputs of a value's errors in a format, divided by `outputs_norm`."""
-        isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
-        trace, read = self.measurement.traces.get(name, {}).get(fmt), self.measurement.readings.get(name, {})
-        keys = {source: reading(name, source) if shared else source for source, shared in read.items()}
-        casts = {source: self._relative(key, fmt, "cast") for source, key in keys.items()}
+        isolated = self._relative(name, fmt, "isolated")
+        own = self._relative(name, fmt, "own")
+        cast = self._relative(name, fmt, "cast")
+
+        # The casts of the values that the operation reads. A value with several readers has a copy for this one.
+        casts = dict[str, float]()
+        shares = dict[str, float]()  # of the effect of the value's cast for all readers
+        for source, is_shared in self.measurement.readings.get(name, {}).items():
+            key = reading(name, source) if is_shared else source
+            casts[source] = self._relative(key, fmt, "cast")
+            for_all = self._relative(source, fmt, "cast")
+            if is_shared and for_all:
+                shares[source] = casts[source] / for_all
+
+        trace = self.measurement.traces.get(name, {}).get(fmt)
         if trace is not None and trace.isolated == "inputs":
             isolated = math.hypot(own, *casts.values())
-        whole = {source: self._relative(source, fmt, "cast") for source, shared in read.items() if shared}
-        return Contribution(isolated, own, cast, reads={x: casts[x] / of_all for x, of_all in whole.items() if of_all})
+        return Contribution(isolated, own, cast, reads=shares)
 
     def scatter(self) -> float:
         """Median relative standard error of the estimates so far; nan if no value has enough estimates."""

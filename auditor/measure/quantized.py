@@ -55,6 +55,7 @@ _WORSE_SLICE = 3.0
 """A slice of a fused weight (q, k or v) is the cause if its relative error is this many times that of any other."""
 
 _PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
+_SPLITTING_VIEWS = ("view", "reshape", "unflatten")
 
 
 class Roles(NamedTuple):
@@ -427,18 +428,24 @@ def _unequal_ranges(part: Part) -> str:
 def _slices(n: fx.Node) -> list[tuple[int, int]]:
     """Bounds of slices of the result's last dimension that the model reads separately; empty without such slices."""
     sizes = shape(n)
+    last = len(sizes) - 1
+    length = sizes[-1]
     bounds = set[tuple[int, int]]()
     for user in n.users:
-        kind, values = op_of(user).split(".")[1:2], tensors_in(user.meta.get("val"))
-        if kind and kind[0] in _PIECES and sum(x.shape[-1] for x in values) == sizes[-1]:
-            return list(pairwise(accumulate((x.shape[-1] for x in values), initial=0)))
-        if kind == ["slice"] and user.args[1] in (-1, len(sizes) - 1):
-            ends = [min(x, sizes[-1]) for x in user.args[2:4] if isinstance(x, int)]
-            bounds.update([(ends[0], ends[1])] if len(ends) == 2 else [])
-        if kind in (["view"], ["reshape"], ["unflatten"]) and values and values[0].dim() > len(sizes):
-            parts = values[0].shape[len(sizes) - 1]  # [.., 3, heads, d]: query, key and value
+        kind = op_of(user).partition(".")[2].partition(".")[0]  # `split` of `aten.split.Tensor`
+        values = tensors_in(user.meta.get("val"))
+        if kind in _PIECES:
+            lengths = [x.shape[-1] for x in values]
+            if sum(lengths) == length:
+                return list(pairwise(accumulate(lengths, initial=0)))
+        elif kind == "slice" and user.args[1] in (-1, last):
+            ends = [min(x, length) for x in user.args[2:4] if isinstance(x, int)]
+            if len(ends) == 2:
+                bounds.add((ends[0], ends[1]))
+        elif kind in _SPLITTING_VIEWS and values and values[0].dim() > len(sizes):
+            parts = values[0].shape[last]  # [.., 3, heads, d]: query, key and value
             if parts in (2, 3):
-                return [(i * sizes[-1] // parts, (i + 1) * sizes[-1] // parts) for i in range(parts)]
+                return [(i * length // parts, (i + 1) * length // parts) for i in range(parts)]
     return sorted(bounds) if len(bounds) > 1 else []
 
 

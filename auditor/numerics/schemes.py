@@ -124,12 +124,21 @@ _NV4 = Quantizer(Element(4, FP4), (1, 16), "e4m3_two_levels", 8)
 
 
 def _fp8(name: str, base: Quantizer, weight: tuple[int, int], activation: tuple[int, int], finer: str | None) -> Scheme:
+    """A scheme of FP8 for weights and activations. weight, activation: the blocks with one scale; finer: the scheme with
+    smaller blocks, if any."""
     assert base.element.row is not None
-    says = {_TENSOR: "PerTensor()", _ROW: "PerRow()", _GROUP: "PerBlock([1, 128])", _SQUARE: "PerBlock([128, 128])"}
-    source = f"Float8Tensor, torch.{base.element.row.storage}, weights {says[weight]}, activations {says[activation]}"
+    granularities = {
+        _TENSOR: "PerTensor()",
+        _ROW: "PerRow()",
+        _GROUP: "PerBlock([1, 128])",
+        _SQUARE: "PerBlock([128, 128])",
+    }
+    of_weights = granularities[weight]
+    of_activations = granularities[activation]
+    source = f"Float8Tensor, torch.{base.element.row.storage}, weights {of_weights}, activations {of_activations}"
     if base is _E4M3 and weight in (activation, _SQUARE):  # no GPU multiplies two matrices in E5M2
-        granularity = says[weight] if weight == activation else f"[{says[activation]}, {says[weight]}]"
-        source = f"Float8DynamicActivationFloat8WeightConfig(granularity={granularity})"
+        both = of_weights if weight == activation else f"[{of_activations}, {of_weights}]"
+        source = f"Float8DynamicActivationFloat8WeightConfig(granularity={both})"
     return Scheme(name, replace(base, block=weight), replace(base, block=activation), source, finer)
 
 

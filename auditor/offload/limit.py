@@ -55,7 +55,7 @@ class Limit:
     def need(self, size: int) -> None:
         """Free memory for `size` bytes at once. Raises: AuditorError(slug="memory-too-small") if that exceeds the
         limit."""
-        self.free_device_memory()
+        self.drop_mapped_files()
         if self.size < (least := resident() + ROOM + size):
             raise AuditorError(
                 f"the limit of --memory is too low for this audit: give {words(least)} or more",
@@ -71,9 +71,9 @@ class Limit:
         held = resident()
         self.peak, self._after = max(self.peak, held), min(self._after, held)
         if held > NEARLY * self.size and held - self._after > STEP * self.size:
-            self.free_device_memory()
+            self.drop_mapped_files()
 
-    def free_device_memory(self) -> None:
+    def drop_mapped_files(self) -> None:
         """Drop mapped files now; if memory is still near the limit, also files that libraries mapped."""
         release(others=False)
         if resident() > NEARLY * self.size:

@@ -327,11 +327,16 @@ def gradient_chart(training: Training) -> Chart | None:
 
 def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height: int) -> str:
     """The outline of a histogram as an SVG path; heights are on a square-root scale up to the largest bin."""
-    shares: dict[int, float] = {}
-    for exponent, n in pool.exponents.items():
+    total = sum(pool.exponents.values())
+    shares: dict[int, float] = {}  # {exponent, shifted and clamped to the chart: share of the entries}
+    for exponent, entries in pool.exponents.items():
         at = min(max(exponent + shift, LOWEST), HIGHEST)
-        shares[at] = shares.get(at, 0.0) + n / sum(pool.exponents.values())
-    y = scale(0.0, math.sqrt(max(shares.values())), height - BOTTOM, TOP)
-    drawn = range(min(shares), max(shares) + 1)
-    steps = "".join(f"V{y(math.sqrt(shares.get(e, 0.0))):g}H{x(e + 1):g}" for e in drawn)
-    return f"M{x(drawn[0]):g} {height - BOTTOM}{steps}V{height - BOTTOM}z"
+        shares[at] = shares.get(at, 0.0) + entries / total
+    base = height - BOTTOM
+    y = scale(0.0, math.sqrt(max(shares.values())), base, TOP)
+    first = min(shares)
+    steps = []
+    for exponent in range(first, max(shares) + 1):
+        top = y(math.sqrt(shares.get(exponent, 0.0)))
+        steps.append(f"V{top:g}H{x(exponent + 1):g}")
+    return f"M{x(first):g} {base}{''.join(steps)}V{base}z"

@@ -274,23 +274,32 @@ class _Uses:
 
     @classmethod
     def of(cls, capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> _Uses:
+        """_Uses for a strategy whose scopes have the precisions `precision_of`."""
         policy = Policy(capture, strategy, precision_of, format)
         result = resolve(policy)
-        inputs = (name for name in input_names(capture) if is_input_cast(policy, name))
-        kernels = {name: result.computed_format(name) for name in capture.nodes}
-        # An operation with a discrete result is in low precision if its inputs are.
-        low = (n for n, to in kernels.items() if result.low(n) or is_low(to) or (not to and n in result.reads_low))
-        reading = (name for name, node in capture.nodes.items() if any(result.low(source) for source in node.inputs))
-        return cls(frozenset((*low, *inputs)), frozenset(reading) | result.reads_low)
+        computing = {name for name in input_names(capture) if is_input_cast(policy, name)}
+        reading = {*result.reads_low}
+        for name, node in capture.nodes.items():
+            computed = result.computed_format(name)
+            is_discrete = not computed  # then the operation is in low precision if its inputs are
+            if result.low(name) or is_low(computed) or (is_discrete and name in result.reads_low):
+                computing.add(name)
+            if any(result.low(source) for source in node.inputs):
+                reading.add(name)
+        return cls(frozenset(computing), frozenset(reading))
 
     @classmethod
     def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
         """_Uses for an exported program: all floating-point operations are in low precision, except for `kept`."""
         floating = {name for name, node in capture.nodes.items() if node.floating}
-        floating |= {place.name for place in capture.placeholders}
-        nodes = capture.nodes.items()
-        computing = {name for name, node in nodes if node.floating or floating.intersection(node.inputs)} - set(kept)
-        return cls(frozenset(computing), frozenset(n for n, node in nodes if computing.intersection(node.inputs)))
+        floating.update(place.name for place in capture.placeholders)
+        computing = set[str]()
+        for name, node in capture.nodes.items():
+            if node.floating or floating.intersection(node.inputs):
+                computing.add(name)
+        computing -= set(kept)
+        reading = {name for name, node in capture.nodes.items() if computing.intersection(node.inputs)}
+        return cls(frozenset(computing), frozenset(reading))
 
 
 def about(

@@ -238,7 +238,7 @@ class Verifier:
         """
         free_device_memory(self._settings["device"])  # frees memory for the other process
         if (limit := offload.now()) is not None:
-            limit.free_device_memory()
+            limit.drop_mapped_files()
         if self._process is None:
             try:
                 self._process = start()

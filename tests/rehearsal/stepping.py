@@ -60,6 +60,11 @@ class Loop:
         self.scaler.scale(loss).backward()
         return loss.detach()
 
+    def begin_other(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """The same for the other model, with the same scaler."""
+        self.opt2.zero_grad()
+        self.scaler.scale(self.loss(x, y, self.other)).backward()
+
     def end(self) -> None:
         self.scaler.step(self.opt)
         self.scaler.update()

@@ -28,9 +28,8 @@ def value_clipped_while_scaled(s: Loop, x: Any, y: Any) -> None:
 
 @wrong("clip-before-unscale")
 def the_other_optimizer_unscaled(s: Loop, x: Any, y: Any) -> None:
-    s.opt2.zero_grad()
     s.begin(x, y)
-    s.scaler.scale(s.loss(x, y, s.other)).backward()
+    s.begin_other(x, y)
     s.scaler.unscale_(s.opt2)
     clip_grad_norm_(s.model.parameters(), 1.0)  # <-
     s.scaler.step(s.opt2)
@@ -78,9 +77,8 @@ def never_updated_after_clipping(s: Loop, x: Any, y: Any) -> None:
 
 @wrong("update-before-step")
 def one_scaler_updated_between_two_optimizers(s: Loop, x: Any, y: Any) -> None:
-    s.opt2.zero_grad()
     s.begin(x, y)
-    s.scaler.scale(s.loss(x, y, s.other)).backward()
+    s.begin_other(x, y)
     s.scaler.step(s.opt)
     s.scaler.update()  # <-
     s.scaler.step(s.opt2)
@@ -341,9 +339,8 @@ def bf16_with_a_disabled_scaler(s: Loop, x: Any, y: Any) -> None:
 
 @right
 def two_optimizers_one_update(s: Loop, x: Any, y: Any) -> None:
-    s.opt2.zero_grad()
     s.begin(x, y)
-    s.scaler.scale(s.loss(x, y, s.other)).backward()
+    s.begin_other(x, y)
     s.scaler.unscale_(s.opt2)
     s.scaler.step(s.opt)
     s.scaler.step(s.opt2)
@@ -492,8 +489,7 @@ def an_fp16_teacher_of_an_fp32_student(s: Loop, x: Any, y: Any) -> None:
 def two_updates_of_a_loss_scale(s: Loop, x: Any, y: Any) -> None:
     s.begin(x, y)
     s.end()
-    s.opt2.zero_grad()
-    s.scaler.scale(s.loss(x, y, s.other)).backward()
+    s.begin_other(x, y)
     s.scaler.step(s.opt2)
     s.scaler.update()
 

@@ -102,9 +102,8 @@ def signs_of_scaled_gradients(s: Loop, x: Any, y: Any) -> None:
 
 @wrong("change-before-unscale")
 def the_other_optimizer_unscaled_before_a_limit_by_hand(s: Loop, x: Any, y: Any) -> None:
-    s.opt2.zero_grad()
     s.begin(x, y)
-    s.scaler.scale(s.loss(x, y, s.other)).backward()
+    s.begin_other(x, y)
     s.scaler.unscale_(s.opt2)
     for gradient in gradients_of(s):
         gradient.clamp_(-0.01, 0.01)  # <-
@@ -245,8 +244,7 @@ def the_schedule_between_backward_and_step(s: Loop, x: Any, y: Any) -> None:
 
 @wrong("update-before-step")
 def updated_after_each_micro_batch(s: Loop, x: Any, y: Any) -> None:
-    s.opt2.zero_grad()
-    s.scaler.scale(s.loss(x, y, s.other)).backward()
+    s.begin_other(x, y)
     s.opt.zero_grad()
     for part, target in zip(x.split(16), y.split(16), strict=True):
         s.scaler.scale(s.loss(part, target) / 2).backward()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -162,6 +163,17 @@ def test_the_errors_of_the_plan_beside_it_are_added(
     assert (alone.kept, alone.runs) == ((), 0)
     assert beside is None or beside.kept
     assert plan_cache(*made_of(made), caches, ()) is None
+
+
+def test_a_cache_that_changes_no_probability_at_all_is_the_nearest(
+    made: tuple[nn.Module, Decoding, list[ReferenceTokens]], caches: tuple[StoredCache, ...]
+) -> None:
+    small = [index for index, one in enumerate(caches) if one.stored != "bf16"]
+    for index in small:
+        exact = [*caches]
+        exact[index] = replace(caches[index], generated=replace(caches[index].generated, kl=0.0))
+        plan = plan_cache(*made_of(made), exact, criteria_of({"logits": "kl <= 1e-9"}))
+        assert (plan.stored, plan.scale) == (caches[index].stored, caches[index].scale)
 
 
 def test_of_a_deep_model_neighbouring_layers_are_measured_together() -> None:

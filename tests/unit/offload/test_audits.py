@@ -188,7 +188,7 @@ with resident_limit(1 << 40) as held:
         large = torch.ones(6_000_000)
         small.append(torch.ones(20_000))
         del large
-    held.free_device_memory()
+    held.drop_mapped_files()
     assert resident() - before < 30_000_000, resident() - before
 """
 
