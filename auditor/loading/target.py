@@ -138,8 +138,16 @@ def parse(text: str) -> Target:
         said = f"{text[:100]!r} ... is not a valid path ({error.strerror})"
         raise LoadError(f"{said}: write path/to/model.py[:symbol]", "bad-target") from error
     if not all(part.isidentifier() for part in where.split(".")):
-        raise LoadError(f"{text!r} is neither a file nor a module name: write path/to/model.py[:symbol]", "bad-target")
+        hint = "write path/to/model.py[:symbol]"
+        script, _, arguments = text.partition(" ")
+        if arguments.startswith("-"):
+            hint = f'the arguments of a script stand after " -- ": write "{script} -- {arguments}"'
+        raise LoadError(f"{text!r} is neither a file nor a module name: {hint}", "bad-target")
     return Target(text, None, where, called, args, kwargs)
+
+
+USAGE_ERROR = 2
+"""The exit code of argparse for missing or wrong arguments."""
 
 
 def import_target(target: Target) -> ModuleType:
@@ -153,6 +161,8 @@ def import_target(target: Target) -> ModuleType:
     except (Exception, SystemExit) as error:
         said = f"importing {target.label} raised {blame(error)}"
         said += hint_at_file(error, target.path)
+        if isinstance(error, SystemExit) and error.code == USAGE_ERROR:
+            said += f': if it parses its command line, give its arguments in the target, as "{target.label} -- --option value"'
         if isinstance(error, NameError) and error.name == "get_ipython":
             said += ": remove the lines with get_ipython(), which only a notebook defines"
         failure = LoadError(said, "import-raises")

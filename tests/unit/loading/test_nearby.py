@@ -117,3 +117,29 @@ def test_a_path_that_is_nowhere_has_no_hint(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(LoadError) as caught:
         load("net.py")
     assert "run in" not in str(caught.value)
+
+
+PARSES = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, required=True)
+WIDTH = parser.parse_args().width
+"""
+
+
+def test_a_script_that_wants_arguments_says_where_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, train=HEAD + PARSES + NET + "def get_model():\n    return Net(WIDTH)\n")
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "import-raises", 'give its arguments in the target, as "train.py -- --option value"'):
+        load("train.py")
+    with refused(LoadError, "bad-target", 'write "train.py -- --width 3"'):
+        load("train.py --width 3")
+    assert load("train.py -- --width 3", inputs=None).model.in_features == 3
+
+
+def test_a_script_that_ends_by_itself_has_no_such_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, train="raise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LoadError) as caught:
+        load("train.py")
+    assert "option" not in str(caught.value)
