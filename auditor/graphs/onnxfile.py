@@ -44,7 +44,7 @@ def _multiply(x: Any, y: Any, out_dtype: Any) -> Any:
     return operators.MatMul(*(operators.Cast(each, to=onnx.TensorProto.FLOAT) for each in (x, y)))
 
 
-_TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.mm.dtype: _multiply,
     torch.ops.aten.bmm.dtype: _multiply,
     torch.ops.aten.scaled_dot_product_attention.default: attend,
@@ -125,7 +125,7 @@ def _export_onnx(audit: Audit, plan: Plan, ends: str) -> tuple[bytes, str]:
 def _by_program(program: torch.export.ExportedProgram) -> Any:
     """The ONNX model that torch's exporter makes of a program."""
     how: dict[str, Any] = {"dynamo": True, "verbose": False, "optimize": False}
-    made = torch.onnx.export(program, custom_translation_table=_TRANSLATIONS, **how)
+    made = torch.onnx.export(program, custom_translation_table=TRANSLATIONS, **how)
     assert made is not None
     return made.model
 

@@ -128,11 +128,25 @@ def unrated(finding: Finding) -> Finding:
 
 
 def test_plans_of_schemes_reach_the_audit_as_their_stage_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+    """The stage knows the model as the audit describes it, with its shared modules and tied weights."""
+    calls: list[tuple[Any, Any]] = []
     stage = flow.measure_code
-    monkeypatch.setattr(flow, "measure_code", lambda *args: made.append(stage(*args)) or made[-1])
+
+    def noted(plans: Any, measured: Any, context: Any) -> Any:
+        calls.append((measured, stage(plans, measured, context)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(flow, "measure_code", noted)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    shared = nn.Linear(64, 64)
+    tied = nn.Linear(64, 64)
+    tied.weight = shared.weight
+    model = nn.Sequential(shared, nn.ReLU(), shared, tied)
     audit = auditor.audit(model, torch.randn(8, 64), formats=("int8",), max_error=0.1, device="cpu")
-    assert made == [audit.quantized_plans]
-    assert all(plan.as_pasted for plan in audit.quantized_plans)
+    ((measured, plans),) = calls
+    assert plans == audit.quantized_plans
+    assert all(plan.as_pasted for plan in plans)
+    assert measured.tied_parameters
+    assert measured.shared_modules
+    for name in ("quantization", "shared_modules", "tied_parameters", "criteria", "max_error"):
+        assert getattr(measured, name) == getattr(audit, name)

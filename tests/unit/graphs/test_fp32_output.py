@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import auditor
 from auditor.graphs.exported import export_model
-from auditor.graphs.onnxfile import _TRANSLATIONS, as_bytes, with_onnx
+from auditor.graphs.onnxfile import TRANSLATIONS, as_bytes, with_onnx
 from auditor.graphs.onnxgraph import tidy
 from auditor.graphs.operations import table_of
 from auditor.graphs.stage import _multiply, lower_operations
@@ -104,12 +104,12 @@ def test_a_program_made_on_a_gpu_calls_its_kernels_and_becomes_an_onnx_model(nam
     with FakeTensorMode(), torch.no_grad():
         program = torch.export.export(product, tuple(torch.empty(shape, device="cuda") for shape in shapes))
     targets = [node.target for node in program.graph.nodes]
-    assert sum(target in _TRANSLATIONS for target in targets) == 1
+    assert sum(target in TRANSLATIONS for target in targets) == 1
     casts = [node.args[1] for node in program.graph.nodes if node.target is torch.ops.aten.to.dtype]
     assert set(casts) == {torch.float16}
 
     how: dict[str, Any] = {"dynamo": True, "verbose": False, "optimize": False}
-    content = as_bytes(tidy(torch.onnx.export(program, custom_translation_table=_TRANSLATIONS, **how).model))
+    content = as_bytes(tidy(torch.onnx.export(program, custom_translation_table=TRANSLATIONS, **how).model))
     onnx.checker.check_model(content, full_check=True)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     inputs = [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]

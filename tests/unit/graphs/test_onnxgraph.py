@@ -14,7 +14,7 @@ from onnx import TensorProto, checker, helper
 from torch import Tensor, nn
 
 from auditor.graphs.exported import export_model, save_program
-from auditor.graphs.onnxfile import _TRANSLATIONS, as_bytes, read
+from auditor.graphs.onnxfile import TRANSLATIONS, as_bytes, read
 from auditor.graphs.onnxgraph import check_types, fold_batch_norms, tidy
 from auditor.isolation.outputs import tensor_outputs
 from tests.support.capturing import Function
@@ -31,7 +31,7 @@ def exported(model: nn.Module, *args: Tensor, sizes: Any = None) -> Any:
     """The model as torch exports it, unsimplified."""
     how: dict[str, Any] = {"dynamo": True, "verbose": False, "optimize": False, "dynamic_shapes": sizes}
     with torch.no_grad():
-        return torch.onnx.export(model.eval(), args, custom_translation_table=_TRANSLATIONS, **how).model
+        return torch.onnx.export(model.eval(), args, custom_translation_table=TRANSLATIONS, **how).model
 
 
 def simplified(model: nn.Module, *args: Tensor, sizes: Any = None) -> onnx.ModelProto:
@@ -262,7 +262,7 @@ def test_a_stock_model_needs_at_most_the_nodes_of_the_plain_exporter(make: Calla
 def simplified_program(program: Any) -> onnx.ModelProto:
     with torch.no_grad():
         how: dict[str, Any] = {"dynamo": True, "verbose": False, "optimize": False}
-        made = torch.onnx.export(program, custom_translation_table=_TRANSLATIONS, **how)
+        made = torch.onnx.export(program, custom_translation_table=TRANSLATIONS, **how)
     proto = onnx.load_from_string(as_bytes(tidy(made.model)))
     check_types(proto)
     return proto

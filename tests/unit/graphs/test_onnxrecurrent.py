@@ -12,7 +12,7 @@ from onnx import checker
 from torch import Tensor, nn
 
 import auditor
-from auditor.graphs.onnxfile import _TRANSLATIONS, as_bytes, with_onnx
+from auditor.graphs.onnxfile import TRANSLATIONS, as_bytes, with_onnx
 from auditor.graphs.onnxgraph import check_types, tidy
 from auditor.isolation.outputs import tensor_outputs
 from tests.support.replaying import Model
@@ -34,7 +34,7 @@ def exported(model: nn.Module, *args: Tensor) -> onnx.ModelProto:
     with torch.no_grad():
         sizes = (tuple({0: BATCH} for _ in args),)
         made = torch.onnx.export(
-            model.eval(), args, custom_translation_table=_TRANSLATIONS, dynamic_shapes=sizes, **how
+            model.eval(), args, custom_translation_table=TRANSLATIONS, dynamic_shapes=sizes, **how
         ).model
     content = as_bytes(tidy(made, model.state_dict()))
     checker.check_model(content, full_check=True)
@@ -68,6 +68,30 @@ def test_given_states_stay() -> None:
     found, _ = outputs(exported(model, *given), *given)
     expected, _ = layer(given[0], given[1].transpose(0, 1).contiguous())
     np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_learned_states_stay_and_zeros_go() -> None:
+    layer = seeded(lambda: nn.GRU(8, 6, batch_first=True)).eval()
+    states = {"learned": normal(1, 3, 6), "zeros": torch.zeros(1, 3, 6)}
+    given = normal(3, 5, 8)
+    for name, state in states.items():
+        model = Model(lambda m, x: m.layer(x, m.state)[0], layer=layer, state=nn.Parameter(state))
+        with torch.no_grad():
+            made = torch.onnx.export(
+                model.eval(),
+                (given,),
+                dynamo=True,
+                verbose=False,
+                optimize=False,
+                custom_translation_table=TRANSLATIONS,
+            ).model
+        model_proto = onnx.load_from_string(as_bytes(tidy(made, model.state_dict())))
+        (node,) = (node for node in model_proto.graph.node if node.op_type == "GRU")
+        has_state = len(node.input) > 5 and bool(node.input[5])
+        assert has_state == (name == "learned")
+        (found,) = outputs(model_proto, given)
+        expected, _ = layer(given, state)
+        np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_large_weights_are_stored_in_the_order_of_onnx() -> None:
