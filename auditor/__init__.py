@@ -19,8 +19,9 @@ _API = {
     "load_plan": "document.read",
     "rehearse": "results",
     "snippet": "snippets",
+    "watch": "features.watch.recorder",
 }
-__all__ = ["Audit", "__version__", "apply", "audit", "emulate", "load", "load_plan", "rehearse", "snippet"]
+__all__ = ["Audit", "__version__", "apply", "audit", "emulate", "load", "load_plan", "rehearse", "snippet", "watch"]
 
 
 def __dir__() -> list[str]:
