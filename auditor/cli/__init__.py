@@ -34,6 +34,7 @@ from ..settings import bad, either, options_of, with_flags
 from .ledger import Ledger
 from .output import set_aside
 from .rehearse import Rehearse
+from .replay import Replay
 from .verb import PROGRAM, Verb, WithTarget
 from .verbs import Apply, Audit, Diff, Explain, ExplainLayer, Fleet, Rules, Snippet
 
@@ -64,7 +65,7 @@ GROUPS = {
 """{title: options of an audit that its help shows under this title}; all others are general options."""
 VERBS: dict[str, type[Verb]] = {
     re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.__name__).lower(): one
-    for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
+    for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse, Replay)
 }
 """{name on the command line, such as `explain-layer`: its verb}, in the order of the help."""
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}

@@ -62,7 +62,10 @@ class Session(StepRunner):
     that cannot be rehearsed.
 
     batches: returns an iterator over (number of the batch, batch). seed: of the generators at the start of each run.
+    needs_finite_fp32: whether gradients or weights that are not finite in FP32 end the rehearsal with an error.
     """
+
+    needs_finite_fp32 = True
 
     def __init__(self, step: Callable[..., Any], batches: Callable[[], Iterator[tuple[int, Any]]], seed: int) -> None:
         every = [one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)]
@@ -190,7 +193,7 @@ class Session(StepRunner):
         if not self._broken and self._searches():
             with suppress(AuditorError):
                 blamed = call_forked(partial(self._search, batch, restart))
-        if result.recipe == FP32 and is_broken:
+        if result.recipe == FP32 and is_broken and self.needs_finite_fp32:
             first = f", first at {blamed[0]}" if blamed[0] else ""
             where = f"in step {step} (batch {number})"
             raise bad_step(f"gradients or weights turn Inf or NaN {where}{first}: fix the step first")

@@ -61,13 +61,15 @@ class Trail(Emulation):
                 self._tell((f"{stage}{words}", module))
 
 
-def blame(run: Callable[..., object], module: Callable[[], str]) -> tuple[str, str | None]:
+def blame(
+    run: Callable[..., object], module: Callable[[], str], kind: Callable[..., Trail] = Trail
+) -> tuple[str, str | None]:
     """The first operation, in words, that gives Inf or NaN in low precision but not in FP32, and its module; ("", None)
-    without one. run: called as run(Trail, is_low), runs the step. module: see Trail."""
+    without one. run: called as run(Trail, is_low), runs the step. module: see Trail. kind: makes a Trail."""
     broken = dict[bool, list[tuple[str, str]]]()
     for is_low in (True, False):
         found = list[tuple[str, str]]()
-        run(Trail(module, found.append), is_low)
+        run(kind(module, found.append), is_low)
         broken[is_low] = [*found]  # hooks of the weights stay, and add to `found` in the next run
     known = Counter(broken[False])
     for one in broken[True]:

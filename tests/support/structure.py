@@ -15,7 +15,7 @@ BANDS: dict[str, tuple[str, ...]] = {
     "engine": ("isolation", "emulation", "capture", "loading", "criteria", "artefact", "execution"),
     "evidence": ("measure", "rulebook"),
     "plans": ("score", "settings", "verify", "plan", "generation", "graphs", "training", "rehearsal"),
-    "telling": ("document", "snippets", "report"),
+    "telling": ("document", "snippets", "report", "features"),
     "entry": ("asked", "progress", "flow", "results", "api", "fleet", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""

@@ -147,18 +147,28 @@ def remove_drafts(folder: Path) -> None:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def read(folder: Path) -> Capsule:
-    """Read a capsule. Raises: LoadError(slug="bad-capsule")."""
-    if not (folder / ABOUT).is_file():
+def read_about(folder: Path) -> About:
+    """What capsule.json says. Raises: LoadError(slug="bad-capsule")."""
+    if not (folder / ABOUT).is_file() or not (folder / STATE).is_file():
         said = f"{folder} is no capsule: give a folder that auditor.watch wrote, with {ABOUT} and {STATE}"
         raise LoadError(said, "bad-capsule")
     try:
         about = _about(json.loads((folder / ABOUT).read_text(encoding="utf-8")))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise LoadError(f"{folder / ABOUT} cannot be read ({error}): copy the whole capsule again", "bad-capsule") from error
+        said = f"{folder / ABOUT} cannot be read ({' '.join(str(error).split())[:100]})"
+        raise LoadError(f"{said}: copy the whole capsule again", "bad-capsule") from error
     if about.format_version > VERSION:
         said = f"{folder} was written by a newer release of the auditor: use that release to replay it"
         raise LoadError(said, "bad-capsule")
+    return about
+
+
+def read(folder: Path) -> Capsule:
+    """Read a capsule. Types of the user's code are made of their modules, if these are imported.
+
+    Raises: LoadError(slug="bad-capsule").
+    """
+    about = read_about(folder)
     try:
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         return Capsule(
@@ -181,9 +191,11 @@ def read(folder: Path) -> Capsule:
 def _about(data: Mapping[str, Any]) -> About:
     data = revive(dict(data))
     names = {one.name for one in dataclasses.fields(About)}
-    known = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if name in names}
-    code = known.get("code")
-    known["code"] = Code(**code) if code else None
+    known: dict[str, Any] = {}
+    for name, value in data.items():
+        if name in names:
+            known[name] = tuple(value) if isinstance(value, list) else value
+    known["code"] = Code(**known["code"]) if known.get("code") else None
     return About(**known)
 
 

@@ -17,9 +17,14 @@ Own = Mapping[str, Any]
 def state_of_process() -> dict[str, Any]:
     """States of the generators of Python, NumPy and torch, and of torch on every GPU that is in use."""
     state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+    if is_on_gpu() and not torch.cuda.is_current_stream_capturing():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
+
+
+def is_on_gpu() -> bool:
+    """Whether this process has used a GPU of CUDA."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def restore(state: Mapping[str, Any]) -> None:

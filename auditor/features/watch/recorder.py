@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from . import capsule as files
 from .capsule import About, Call, Capsule, Code, local
-from .generators import own_generators, state_of_process, states_of
+from .generators import is_on_gpu, own_generators, restore, state_of_process, states_of
 from .signals import HISTORY, Judge, Signal, Trigger
 from .weights import FrozenFiles, bare, state_of_model
 
@@ -94,6 +94,7 @@ class Recorder:
         draws: bool | None,
     ) -> None:
         self.model = bare(model)
+        self.models = [bare(one) for one in model] if isinstance(model, Several) else [self.model]
         self.optimizers = [_inner(one) for one in optimizers]
         self.scalers = list(scalers)
         self.folder = folder
@@ -192,11 +193,11 @@ class Recorder:
 
     def attach(self) -> None:
         """Hook into the model, the optimizers, the scalers and `backward`."""
-        with_kwargs: Any = {"with_kwargs": True}
-        self._handles.append(self.model.register_forward_pre_hook(self._forward, **with_kwargs))
-        if not _is_compiled(self.model):
-            for child in self.model.children():  # accelerate opens its autocast region inside the model's forward
-                self._handles.append(child.register_forward_pre_hook(self._inside))
+        for model in self.models:
+            self._handles.append(model.register_forward_pre_hook(self._forward, with_kwargs=True))
+            if not _is_compiled(model):
+                for child in model.children():  # accelerate opens its autocast region inside the model's forward
+                    self._handles.append(child.register_forward_pre_hook(self._inside))
         for number, optimizer in enumerate(self.optimizers):
             self._handles.append(optimizer.register_step_pre_hook(_Hook(self, "_before", number)))
             self._handles.append(optimizer.register_step_post_hook(_Hook(self, "_after", number)))
@@ -245,14 +246,14 @@ class Recorder:
     def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or self._is_off or not (module.training and torch.is_grad_enabled()):
             return
-        self._guard(self._on_forward, args, kwargs)
+        self._guard(self._on_forward, module, args, kwargs)
 
-    def _on_forward(self, args: Any, kwargs: Any) -> None:
+    def _on_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._is_step:
             self._begin((args, kwargs))
         self._autocast = self._autocast or _autocast()
         if self._calls and self._records_draws():
-            self._calls[-1].inputs.append((args, kwargs))
+            self._calls[-1].inputs.append((model, args, kwargs))
 
     def _inside(self, module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling() and self._calls and not self._autocast:
@@ -264,8 +265,8 @@ class Recorder:
             return
         for root in (roots,) if isinstance(roots, torch.Tensor) else tuple(roots):
             if isinstance(root, torch.Tensor) and root.numel() == 1:
-                scaled, loss = self._scaled or (None, None)
-                self._roots.append((loss if root is scaled else root).detach())
+                loss = self._scaled[1] if self._scaled is not None and self._scaled[0] is root else root
+                self._roots.append(loss.detach())
         self._scaled = None
 
     # The course of a step.
@@ -349,10 +350,7 @@ class Recorder:
         read_norm = _first(numbers, "norm")
         if read_norm is not None and math.isinf(read_norm) and all(_is_finite(g) for _, g in gradients):
             read_norm = None  # only the norm overflows
-        parts = {
-            name: numbers[f"{name} part"][0] / max(numbers[f"{name} whole"][0], 1.0)
-            for name, _, _ in shares
-        }
+        parts = {name: numbers[f"{name} part"][0] / max(numbers[f"{name} whole"][0], 1.0) for name, _, _ in shares}
         self._hear(
             Signal(
                 self.number,
@@ -371,8 +369,8 @@ class Recorder:
         """After an update: compare the sampled weights with those before it. They are read at the next update."""
         sample = self._sample.pop(number, None)
         if sample is not None and sample.before:
-            lost = sum(((now == was) & moved).sum() for now, was, moved in sample.before)
-            whole = sum(moved.sum() for *_, moved in sample.before)
+            lost = torch.stack([((now == was) & moved).sum() for now, was, moved in sample.before]).sum()
+            whole = torch.stack([moved.sum() for *_, moved in sample.before]).sum()
             self._shares.setdefault(number, []).append(("lost", lost, whole))
         self._count[number] += 1
         self._end_update(number)
@@ -404,10 +402,15 @@ class Recorder:
         self._signals.append(signal)
         if self._log is not None:
             named = {"loss": signal.loss, "grad_norm": signal.norm, "scale": signal.scale, "lr": signal.rate}
-            named |= {"skipped": float(signal.skipped), "updates_lost": signal.lost, "gradients_flushed": signal.flushed}
+            named |= {
+                "skipped": float(signal.skipped),
+                "updates_lost": signal.lost,
+                "gradients_flushed": signal.flushed,
+            }
             self._log({f"auditor/{name}": x for name, x in named.items() if x is not None}, signal.step)
-        for trigger in triggers:
-            self._write(trigger, signal)
+        new = [one for one in triggers if one.kind not in self._seen]
+        if new:  # one capsule of a step, which names all that was seen
+            self._write(Trigger(new[0].kind, "; ".join(one.text for one in new)), signal)
 
     # The capsule.
 
@@ -428,9 +431,7 @@ class Recorder:
         self.capsules.append(path)
         logger.warning("step %d: %s; capsule in %s", self.number, trigger.text, path)
 
-    def _capsule(
-        self, trigger: Trigger, signal: Signal | None, rank: int, world: int, error: str
-    ) -> Capsule:
+    def _capsule(self, trigger: Trigger, signal: Signal | None, rank: int, world: int, error: str) -> Capsule:
         weights, frozen, sharded = state_of_model(self.model, self._frozen)
         keeps_state = trigger.kind in ("updates-lost", "asked")
         changed = [
@@ -494,14 +495,14 @@ class Recorder:
             _restore_all(call.generators)
             regions = [torch.autocast(device, getattr(torch, dtype)) for device, dtype in self._autocast.items()]
             for region in regions:
-                region.__enter__()
+                region.__enter__()  # type: ignore[no-untyped-call]
             try:
-                for args, kwargs in call.inputs:
+                for model, args, kwargs in call.inputs:
                     with recorded:
-                        self.model.forward(*args, **kwargs)
+                        model.forward(*args, **kwargs)
             finally:
                 for region in reversed(regions):
-                    region.__exit__(None, None, None)
+                    region.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         except Exception as error:  # such as too little memory
             logger.warning("random numbers of the forward pass were not recorded (%s)", error)
             return []
@@ -520,7 +521,7 @@ class Recorder:
 
 
 def watch(
-    model: nn.Module,
+    model: Any,
     optimizer: Any,
     scaler: Any = None,
     folder: str | os.PathLike[str] = "capsules",
@@ -543,13 +544,15 @@ def watch(
     gradients that are clipped while scaled; an exception in the step. A line in the log `auditor.watch` says so. There
     is at most one capsule of a kind, and at most `most` in all. `python -m auditor replay CAPSULE` explains it.
 
-    model: the module that is trained. optimizer, scaler: one or several, as a list. folder: for the capsules. keep:
+    model: the module that is trained, or a list of modules. optimizer, scaler: one or several, as a list. folder: for the capsules. keep:
     number of steps whose batches are kept, the present one included. log: called as log({name: value}, step) with the
     signals of each update. frozen: files (.pt or .safetensors) with weights that are not trained, to which capsules
     refer instead of containing them. draws: whether to save the random numbers of the model's forward pass; by default
     on a GPU. Raises: TypeError if `model` is not a module or `optimizer` not an optimizer.
     """
     optimizers = _several(optimizer)
+    if isinstance(model, list | tuple) and all(isinstance(one, nn.Module) for one in model):
+        model = Several(model)
     if not isinstance(model, nn.Module):
         raise TypeError(f"auditor.watch needs a model, not a value of type {type(model).__name__}")
     if not optimizers or not all(hasattr(_inner(one), "register_step_pre_hook") for one in optimizers):
@@ -564,6 +567,10 @@ def watch(
     recorder._guard(files.remove_drafts, recorder.folder)
     recorder._guard(recorder.attach)
     return recorder
+
+
+class Several(nn.ModuleList):
+    """Several modules that are trained together."""
 
 
 class _Absent:
@@ -597,8 +604,8 @@ class _Backward:
     """Tells recorders of every `backward`. torch looks up `torch.autograd.backward` at each call, so that replacing it
     once is enough."""
 
-    recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
-    original: Callable[..., None] | None = None
+    recorders: ClassVar[weakref.WeakSet[Recorder]] = weakref.WeakSet()
+    original: ClassVar[Callable[..., None] | None] = None
 
     @classmethod
     def install(cls) -> None:
@@ -843,8 +850,6 @@ def _is_sharded(p: Any) -> bool:
 
 
 def _restore_all(state: dict[str, Any]) -> None:
-    from .generators import restore
-
     restore(state)
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -890,7 +895,7 @@ def _line_of_update() -> str:
 def _versions() -> dict[str, str]:
     from ... import __version__
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "cpu"
+    device = torch.cuda.get_device_name() if is_on_gpu() else "cpu"
     return {
         "auditor": __version__,
         "torch": torch.__version__,

@@ -12,7 +12,7 @@ HISTORY = 64
 """Number of signals that a capsule contains."""
 WINDOW, LEAST = 100, 30
 """A spike is judged against the last WINDOW finite values, if there are at least LEAST."""
-SPIKE, TIMES = 8.0, 3.0
+SPIKE, TIMES = 8.0, 5.0
 """A spike exceeds the median by SPIKE times the median absolute deviation, and is TIMES the median."""
 NARROW = 0.05
 """Smallest median absolute deviation that is assumed, relative to the median."""
@@ -123,10 +123,10 @@ class Judge:
         rate = signal.rate
         if rate is not None and math.isfinite(rate):
             self._largest_rate = max(self._largest_rate, rate)
-        if signal.lost is not None and signal.lost > LOST and self._rate_counts(rate):
-            yield Trigger("updates-lost", f"{signal.lost:.0%} of the sampled updates change no weight")
         if signal.flushed is not None and signal.flushed > LOST:
             yield Trigger("gradients-flushed", f"{signal.flushed:.0%} of the sampled gradients are zero")
+        if signal.lost is not None and signal.lost > LOST and self._rate_counts(rate):
+            yield Trigger("updates-lost", f"{signal.lost:.0%} of the sampled updates change no weight")
 
     def _rate_counts(self, rate: float | None) -> bool:
         """Whether the learning rate is not at the end of its schedule, where updates may be lost."""
