@@ -26,7 +26,7 @@ class Replay(WithTarget):
     stages: ClassVar = ("load", "replay")
     capsule: Annotated[Path, Option("the path of a capsule", shown="CAPSULE", path="path")]
     """a folder that `auditor.watch` wrote"""
-    target: Annotated[str, Option(shown="FILE.py:STEP", path="place")] = ""
+    target: Annotated[str, Option(shown="FILE.py:STEP", flag="", path="place")] = ""
     """the training step, a LightningModule, a Trainer, or the model if the step was not watched; by default the
     step that the capsule names"""
 

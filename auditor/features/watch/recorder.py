@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -557,6 +557,8 @@ def watch(
         raise TypeError(f"auditor.watch needs a model, not a value of type {type(model).__name__}")
     if not optimizers or not all(hasattr(_inner(one), "register_step_pre_hook") for one in optimizers):
         raise TypeError("auditor.watch needs an optimizer of torch, or a list of optimizers")
+    if scaler is None:  # accelerate's optimizers know theirs
+        scaler = [one for one in {id(x): getattr(x, "scaler", None) for x in optimizers}.values() if one is not None]
     scalers = [one for one in _several(scaler) if getattr(one, "_enabled", True)]
     recorder = Recorder(model, optimizers, scalers, Path(folder), keep, log, most, frozen, draws)
     if _inert is not None:
@@ -591,13 +593,36 @@ class _Hook:
     def __init__(self, recorder: Recorder, method: str, number: int) -> None:
         self._recorder, self._method, self._number = recorder, method, number
 
-    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Before or after `step`. A closure computes the gradients inside `step`: the signals are read after it."""
         recorder = self._recorder
-        if not recorder._is_off:
-            recorder._guard(getattr(recorder, self._method), self._number, optimizer)
+        if recorder._is_off:
+            return None
+        heard = partial(recorder._guard, getattr(recorder, self._method), self._number, optimizer)
+        if self._method == "_before" and any(map(callable, (*args, *kwargs.values()))):
+            after_closure = partial(_followed_by, heard)
+            given = tuple(after_closure(x) if callable(x) else x for x in args)
+            named = {name: after_closure(x) if callable(x) else x for name, x in kwargs.items()}
+            return given, named
+        heard()
+        return None
 
     def __reduce__(self) -> Any:
         return _Absent, ()
+
+
+def _followed_by(heard: Callable[[], Any], closure: Callable[[], Any]) -> Callable[[], Any]:
+    """The closure; after its first call, `heard` is called."""
+    waiting = [heard]
+
+    @wraps(closure)
+    def run() -> Any:
+        value = closure()
+        while waiting:
+            waiting.pop()()
+        return value
+
+    return run
 
 
 class _Backward:

@@ -1,6 +1,7 @@
 """The command `replay`: from a training script and its capsule to one page and one JSON file."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,23 +58,33 @@ if __name__ == "__main__":
 """
 
 
+LINE = f"train.py:{SCRIPT[: SCRIPT.index('scores =')].count(chr(10)) + 1}"
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training that ran as a script of its own, and its capsule."""
+    folder = tmp_path_factory.mktemp("training")
+    (folder / "train.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "-W", "ignore", "train.py"], check=True, cwd=folder)
+    return folder
+
+
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The capsule of a training that ran as a script of its own."""
-    (tmp_path / "train.py").write_text(SCRIPT)
+def trained(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the capsule, in a working directory of its own."""
     monkeypatch.chdir(tmp_path)
-    subprocess.run([sys.executable, "-W", "ignore", "train.py"], check=True, cwd=tmp_path)
-    (capsule,) = (tmp_path / "capsules").glob("*-loss-not-finite")
-    return capsule
+    (capsule,) = (script / "capsules").glob("*-loss-not-finite")
+    return Path(shutil.copytree(capsule, tmp_path / "capsules" / capsule.name))
 
 
 def test_one_page_and_one_file_of_data(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(trained), "--quiet", "--out", "out"]) == 0
     said = capsys.readouterr().out
-    assert "matmul in 0 (train.py:18): overflow: a value exceeds 65504" in " ".join(said.split())
+    assert f"matmul in 0 ({LINE}): overflow: a value exceeds 65504" in " ".join(said.split())
     data = json.loads(Path("out/replay.json").read_text())
     assert data["is_reproduced"]
-    assert data["culprit"]["line"] == "train.py:18"
+    assert data["culprit"]["line"] == LINE
     assert data["culprit"]["module"] == "0"
     assert not data["fails_in_fp32"]
     by_name = {one["name"]: one for one in data["outcomes"]}
@@ -81,7 +92,7 @@ def test_one_page_and_one_file_of_data(trained: Path, capsys: pytest.CaptureFixt
     assert data["repair"] == "plan"
     assert by_name["plan"]["problem"] == ""
     page = Path("out/replay.html").read_text()
-    assert "train.py:18" in page
+    assert LINE in page
     assert "<h2>The step in every recipe</h2>" in page
     assert sorted(path.name for path in Path("out").iterdir()) == ["replay.html", "replay.json"]
 
@@ -95,9 +106,11 @@ def error_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said
 
 
-def test_wrong_input_is_one_line_and_exit_code_2(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_is_one_line_and_exit_code_2(
+    script: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "is no capsule" in error_of(["nothing"], capsys)
-    assert "has no 'other'" in error_of([str(trained), "train.py:other"], capsys)
+    assert "has no 'other'" in error_of([str(trained), f"{script / 'train.py'}:other"], capsys)
     other = Path("other.py")
     other.write_text(SCRIPT.replace("nn.Linear(8, 4)", "nn.Linear(8, 5)"))
     assert "no model of the file has the capsule's 4 weights" in error_of([str(trained), "other.py:step"], capsys)
