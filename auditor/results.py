@@ -13,15 +13,15 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from . import records
+from . import records, reporters
 from .artefact.emit import emit
 from .artefact.libraries import applicable, files_of
 from .document import codec, read
+from .features import part
 from .records import folder
 from .records.audit import FILES
 from .rehearsal import rehearse as rehearsing
 from .rehearsal import result as rehearsed
-from .report import reporters
 from .report.blocks import html, to_terminal
 from .report.plans import about_plan
 from .report.rehearsal import render
@@ -101,10 +101,8 @@ class Audit(records.Audit):
         fails, "missing-onnx" or "no-program" if ONNX is impossible.
         """
         if onnx:
-            from .graphs.onnxfile import with_onnx  # imports onnx
-
             ends = "fp32" if onnx is True else onnx
-            return Audit.of(with_onnx(self, ends)).save(directory)
+            return Audit.of(part("onnxfile").with_onnx(self, ends)).save(directory)
         target = folder.path_of(directory, "the directory to save into")
         older = [str(file.relative_to(target)) for file in target.glob("quantized/*/*_config.*")]
         older.extend(read.programs_in(target))

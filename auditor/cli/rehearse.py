@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from ..command.output import say
+from ..command.verb import WithTarget
 from ..document import read
 from ..progress.shown import Display
 from ..records import folder
 from ..settings import Flag, Option
-from .output import say
-from .verb import WithTarget
 
 BATCHES = ("batches", "get_batches", "train_loader", "train_dataloader", "dataloader", "loader", "get_inputs")
 

@@ -15,6 +15,7 @@ from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import flipped_words, kept_apart
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
+from ..records.quantization import MIXED, QuantizedPlan
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Columns, Fold, Grid, Prose
@@ -453,3 +454,13 @@ def snippets(audit: Audit) -> tuple[Code, ...]:
         Code("Patch a model you already have", "import patched_model\n\nmodel = patched_model.apply(model)\n"),
         Code("Choose another plan", f'import auditor\n\nplan = auditor.load_plan("plan.json")\n{chosen}'),
     )
+
+
+def quantized_title(plan: QuantizedPlan) -> str:
+    """A plan's display name: `FP8 plan`."""
+    return "mixed plan" if plan.name == MIXED else f"{label(plan.name)} plan"
+
+
+def plans_shown(audit: Audit) -> list[QuantizedPlan]:
+    """The plans that no other plan dominates, the best one first."""
+    return sorted((plan for plan in audit.quantized_plans if not plan.dominated_by), key=lambda plan: plan.rank)

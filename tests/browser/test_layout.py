@@ -11,7 +11,7 @@ from auditor.records import FlaggedRegion, Verdict
 from auditor.records.generation import Generation, PartShare, StoredCache, TokenComparison
 from auditor.records.quantization import QuantizedLayer, QuantizedPlan
 from auditor.report.rehearsal import render
-from auditor.report.reporters import html
+from auditor.reporters import html
 from tests.browser.conftest import AUDITS, OVERFLOW
 from tests.rehearsal.test_page import made
 from tests.unit.report.factory import make_audit, with_reasons

@@ -11,7 +11,7 @@ from auditor import audit
 from auditor.measure.layers import QuantizedModel
 from auditor.records import Finding
 from auditor.records.audit import Audit
-from auditor.report.reporters import html, text
+from auditor.reporters import html, text
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule

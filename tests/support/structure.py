@@ -14,9 +14,10 @@ BANDS: dict[str, tuple[str, ...]] = {
     "nouns": ("records", "numerics", "offload"),
     "engine": ("isolation", "emulation", "capture", "loading", "criteria", "artefact", "execution"),
     "evidence": ("measure", "rulebook"),
-    "plans": ("score", "settings", "verify", "plan", "generation", "graphs", "training", "rehearsal"),
+    "plans": ("score", "settings", "verify", "plan", "training", "rehearsal"),
     "telling": ("document", "snippets", "report"),
-    "entry": ("asked", "progress", "flow", "results", "api", "fleet", "cli"),
+    "features": ("asked", "progress", "command", "features"),
+    "entry": ("reporters", "flow", "results", "api", "fleet", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 

@@ -29,7 +29,7 @@ from auditor.numerics.metrics import output_error
 from auditor.records import Audit
 from auditor.records.measure import Ignore
 from auditor.records.paths import nearest, place_of, within
-from auditor.report.reporters import text
+from auditor.reporters import text
 from auditor.settings import Settings
 from auditor.stages import Stages, beat, tick
 from tests.support.capturing import Function

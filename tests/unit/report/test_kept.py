@@ -17,7 +17,7 @@ from auditor.records import Dtypes, NodeReport, Reason, ScopeChoice
 from auditor.records.audit import Audit
 from auditor.report.kept import computed_in, dtype_label, explain_layer, islands, keep_alone, tally, why_raised
 from auditor.report.plans import snippets
-from auditor.report.reporters import text
+from auditor.reporters import text
 from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model
