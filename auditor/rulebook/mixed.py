@@ -42,14 +42,14 @@ class Describer:
         if name in self._capture.nodes:
             node = self._capture.nodes[name]
             kind = "the cast to FP32" if row_of(self._graph[name]).cast else f"`{row_of(self._graph[name]).name}`"
-            return f"{kind}{_in_line(node.source)}"
+            return f"{kind}{in_line(node.source)}"
         place = self._places[name]
         if place.kind != "constant" or place.made is None:
             return f"the {place.kind} `{place.fqn or place.argument or name}`"
         if place.made.kind in ("attribute", "container"):
-            return f"the attribute `{place.made.name}`{_in_line(place.made.source)}, which is no buffer"
+            return f"the attribute `{place.made.name}`{in_line(place.made.source)}, which is no buffer"
         return (
-            f"`{place.made.name}`{_in_line(place.made.source)}"
+            f"`{place.made.name}`{in_line(place.made.source)}"
             if place.made.name
             else f"the tensor made{_at(place.made.source)}"
         )
@@ -140,7 +140,7 @@ def _tensors(value: Any) -> list[fx.Node]:
     return result
 
 
-def _in_line(source: str | None) -> str:
+def in_line(source: str | None) -> str:
     return f" ({source})" if source else ""
 
 

@@ -43,7 +43,11 @@ BUDGETS = {
 BEYOND = {"ACT001": (torch.tensor([6.0, 12.0]),)}
 """Rules that warn of inputs beyond those of their example: inputs on which what they warn of happens."""
 
-ELSEWHERE = {"COL001": "sums over ranks fail with many of them"}
+ELSEWHERE = {
+    "COL001": "sums over ranks fail with many of them",
+    "CPL001": "only compiled code differs, which a slow test runs",
+    "CPL002": "only compiled gradients differ, which a slow test runs",
+}
 
 
 def outputs(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -301,7 +305,7 @@ QUICK = {rule.family: (rule.code, USES[len(rule.family) % 2]) for rule in RULES}
 def test_the_audit_of_a_repaired_example_has_less_to_say(rule: Rule, use: str) -> None:
     (broken, inputs), (fixed, _) = example(rule), example(rule, fixed=True)
     asked: dict[str, Any] = {"formats": formats(rule) or ("fp16", "bf16"), "strategies": use}
-    if rule.family == "training":
+    if rule.family in ("training", "compiled"):
         broken, fixed = trained(broken), trained(fixed)
         asked |= {"mode": "training", "loss_fn": lambda outputs: outputs.float().sum()}
     before, after = (says(model, inputs, **asked) for model in (broken, fixed))
