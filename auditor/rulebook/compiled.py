@@ -136,10 +136,12 @@ def _returns_indices(node: fx.Node) -> bool:
 
 def _is_extreme_of(node: fx.Node, value: fx.Node) -> bool:
     """Whether a node is the extreme of `value`, or of what `value` was selected from, or is selected from the extreme."""
-    extremes = [each for each in reach([node], _selected_from) if row_of(each).packet in (*_EXTREMES, *_NORMS)]
     values = set(reach([value], _selected_from))
-    sources = [source for each in extremes for source in each.all_input_nodes]
-    return not values.isdisjoint(reach(sources, _selected_from))
+    sources = list[fx.Node]()
+    for each in reach([node], _selected_from):
+        if row_of(each).packet in (*_EXTREMES, *_NORMS):
+            sources += each.all_input_nodes
+    return any(each in values for each in reach(sources, _selected_from))
 
 
 def _selected_from(node: fx.Node) -> list[fx.Node]:

@@ -119,7 +119,7 @@ def _sizes(
     }
 
 
-def _recomputed(makers: Mapping[str, str]) -> dict[str, str | None]:
+def _recomputed(makers: Mapping[str, str]) -> dict[str, Any]:
     """Facts about a value that is computed again without rounding. makers: {strategy: the operation that rounds it}."""
     return {
         "unrounded": next(iter(makers.values()), None),

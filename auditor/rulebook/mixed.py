@@ -101,10 +101,18 @@ class Describer:
             return None  # computed, or converted from a low-precision value on purpose
         if any(row_of(each).name in _POSITIONS for each in reach(read, lambda each: each.all_input_nodes)):
             return None  # positions may be too large for low precision
+        if self._becomes_a_phase(graph_node, self._graph[reader.name]):
+            return None  # angles lose whole turns in low precision
         tensor = beside if node.owner == reader.owner and node.source_path == reader.source_path else "x"
         if is_cast:
             return f"`.to({tensor}.dtype)` instead of the cast to FP32", node.source
         return f"`dtype={tensor}.dtype`", node.source
+
+    def _becomes_a_phase(self, origin: fx.Node, reader: fx.Node) -> bool:
+        """Whether a sine or cosine lies between the FP32 values and the operation that raises."""
+        before = set(reach([reader], lambda each: each.all_input_nodes))
+        after = reach([origin], lambda each: [user for user in each.users if user in before])
+        return any(row_of(each).wave for each in after)
 
 
 def _change_of_constant(place: Placeholder) -> tuple[str, str | None] | None:
