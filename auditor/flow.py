@@ -104,7 +104,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         all_low = _run_all_low(case, model)
         step = _run_training_step(case)
         judged = _judge(model, all_low, step)
-        findings = _apply_rules(case, model, judged, all_low)
+        findings = _apply_rules(case, model, judged, all_low, step)
         planning = PlanningContext.of(model, judged, findings, case.scorer)
         planned = _make_plans(case, planning, all_low)
         training = _compare_steps(case, step, planned.plans)
@@ -188,9 +188,12 @@ def _judge(model: MeasuredModel, all_low: AllLow, step: MeasuredStep | None) -> 
     return replace(judged, layers=layers)
 
 
-def _apply_rules(case: Case, model: MeasuredModel, judged: Judgement, all_low: AllLow) -> tuple[Finding, ...]:
+def _apply_rules(
+    case: Case, model: MeasuredModel, judged: Judgement, all_low: AllLow, step: MeasuredStep | None
+) -> tuple[Finding, ...]:
     """The findings of all rules, with their causes, before their severity under a plan is known."""
     options = case.options
+    gradients = step.changed_by_compiler(model.capture) if step is not None else {}
     with case.stages("classify", f"{len(options.rulebook)} rules"):
         return findings_of(
             model.capture,
@@ -204,6 +207,7 @@ def _apply_rules(case: Case, model: MeasuredModel, judged: Judgement, all_low: A
             casts=silent_casts(model.capture, case.subject),
             inputs=input_magnitudes(model.capture, case.subject),
             failed=all_low.failed,
+            gradients=gradients,
         )
 
 

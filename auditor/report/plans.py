@@ -180,9 +180,18 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
         plan = chosen.plan
         made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
         said = f"* recommended. FLOPs low: share of FLOPs in low precision. Speed-ups are {made}."
-        yield Prose("", (said + f" Predicted memory: {chosen.memory}." * bool(chosen.memory),), "muted")
+        memory = f" Predicted memory: {chosen.memory}." * bool(chosen.memory)
+        yield Prose("", (said + memory + _compiled_words(plans),), "muted")
     yield Prose("Fails", failures(audit), listed=len(failures(audit)) > 1)
     yield Prose("Program", tuple(p.program for p in plans if p.program))
+
+
+def _compiled_words(plans: Iterable[PlanView]) -> str:
+    """Whether any plan ran under torch.compile, which rounds less; its errors are those of eager runs in any case."""
+    compiled = any(each.plan.timed is not None and each.plan.timed.compiled is not None for each in plans)
+    if compiled:
+        return " Errors were measured in eager mode; under torch.compile, plans ran for their times alone."
+    return " Errors were measured in eager mode, not under torch.compile."
 
 
 def failures(audit: Audit) -> tuple[str, ...]:
