@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -15,8 +16,6 @@ from ..document import read
 from ..progress.shown import Display
 from ..records import folder
 from ..settings import Flag, Option
-
-BATCHES = ("batches", "get_batches", "train_loader", "train_dataloader", "dataloader", "loader", "get_inputs")
 
 
 class Rehearse(WithTarget):
@@ -47,7 +46,7 @@ class Rehearse(WithTarget):
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
     """the batches for the training step: `f.py:name`, or a name in FILE.py; by default `batches`, `get_batches()`,
-    `train_loader`, `train_dataloader`, `dataloader`, `loader` or `get_inputs()` in FILE.py"""
+    `train_loader` or another loader in FILE.py, or `get_inputs()`"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
     """the plan.json or directory of an audit. An autocast plan of the audit is rehearsed too: the recommended plan if it
     uses autocast, else the BF16 plan, else the FP16 plan"""
@@ -64,6 +63,7 @@ class Rehearse(WithTarget):
         from .. import results
         from ..emulation.emulate import scaled_as_on_cuda
         from ..emulation.regions import written_as_meant
+        from ..loading.inputs import LOADERS
         from ..loading.target import call, import_target, named_in, parse, user_code
         from ..rehearsal import rehearse
         from ..rehearsal.loops import find_step, with_trainer
@@ -84,7 +84,7 @@ class Rehearse(WithTarget):
                 step = call(step, target.text, "bad-step", *target.args, **target.kwargs)
             step = with_trainer(step, module)
             batches: Any = None
-            if name := self.batches or next((name for name in BATCHES if hasattr(module, name)), None):
+            if name := self.batches or next(filter(partial(hasattr, module), (*LOADERS, "get_inputs")), None):
                 where = parse(name) if ":" in name else replace(target, symbol=name)
                 value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
                 made = call(value, f"{name}()", "bad-inputs") if callable(value) else value

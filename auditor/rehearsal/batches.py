@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import LoadError
+from ..loading.inputs import is_one_batch
 from ..loading.target import required_arguments
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
@@ -51,8 +52,7 @@ def _is_one_batch(value: Any, step: Callable[..., Any]) -> bool:
     step that takes several arguments."""
     if value is None or isinstance(value, Tensor | Mapping):
         return True
-    is_tuple = isinstance(value, tuple) and bool(value) and all(isinstance(x, Tensor) for x in value)
-    return is_tuple and len(required_arguments(step)) > 1
+    return is_one_batch(value) and len(required_arguments(step)) > 1
 
 
 def _named_arguments(

@@ -22,6 +22,7 @@ from ..training.step import LOSS
 from .batches import Batches, number_batches
 from .forked import bad_step, call_forked
 from .loops import LightningStep, as_step
+from .losing import off_losses
 from .result import (
     AS_WRITTEN,
     FP32,
@@ -29,6 +30,7 @@ from .result import (
     RANKS,
     REMEDIES,
     ROUNDINGS,
+    NonFiniteStep,
     Recipe,
     RecipeProblem,
     RecipeRun,
@@ -51,9 +53,6 @@ ROUNDED, PASSES = 0.01, 8
 backward passes per step that is enough to try FP32 sums."""
 RAISE = 256
 """Factor on the initial loss scale of a variant; GradScaler halves the scale until gradients are finite."""
-OFF = 0.25
-"""Largest tolerated difference between a recipe's loss and FP32's at the same weights, relative to FP32's loss or, if
-larger, to its scatter."""
 HARM = {
     "updates_lost": "of the weight updates are lost to rounding, since each is below half the spacing of {} numbers",
     "decay_lost": "of the weights stay the same under weight decay, since its change is below half the spacing of {} numbers",
@@ -115,12 +114,16 @@ def rehearse(
             tell("rehearse", recipe.title, steps * planned.index(recipe) + len(losses), steps * (len(planned) + 1))
 
         try:
-            return call_forked(partial(session.run, recipe, steps), hear)
+            done: RecipeRun = call_forked(partial(session.run, recipe, steps), hear)
         except AuditorError as error:
             let_through(error)
             if recipe == FP32:
                 raise bad_step(f"the step fails in FP32: {error}") from error
             return RecipeRun(recipe, losses, failure=str(error))
+        session.explain(done)
+        if recipe == FP32 and done.skipped:
+            raise _failure_in_fp32(done.skipped[0])
+        return done
 
     planned = [FP32, *_recipes(session, plan), *further_recipes(recipes, ranks)]
     runs = {recipe.name: run(recipe) for recipe in planned}
@@ -128,8 +131,27 @@ def rehearse(
     runs |= {recipe.name: run(recipe) for recipe in planned if recipe.name not in runs}
     if AS_WRITTEN in runs:
         runs = {AS_WRITTEN: runs[AS_WRITTEN], **runs}
-    problems = tuple(problem for name in runs if name != "fp32" for problem in problems_of(name, runs))
+    found = [problem for name in runs if name != "fp32" for problem in problems_of(name, runs)]
+    problems = (*_bad_losses_of_fp32(runs["fp32"]), *found)
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
+
+
+def _failure_in_fp32(first: NonFiniteStep) -> AuditorError:
+    place = f", first at {first.where}" if first.where else ""
+    said = f"gradients or weights turn Inf or NaN in step {first.step} (batch {first.batch}){place}"
+    return bad_step(f"the step fails in FP32: {said}: fix the step first")
+
+
+def _bad_losses_of_fp32(run: RecipeRun) -> Iterator[RecipeProblem]:
+    """Losses that are Inf or NaN although the step trains in FP32: no loss of another recipe can then be compared."""
+    if run.bad_losses:
+        yield RecipeProblem("fp32", "loss-not-finite", _said_of_bad_losses(run, run.bad_losses))
+
+
+def _said_of_bad_losses(run: RecipeRun, bad: Sequence[NonFiniteStep]) -> str:
+    first = next((each for each in bad if each.where), bad[0])
+    said = f"the loss is Inf or NaN in {len(bad)} of {len(run.losses)} steps, first in step {bad[0].step} (batch {bad[0].batch}), although its gradients are finite"
+    return f"{said}; Inf or NaN first appears at {first.where}" if first.where else said
 
 
 def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:
@@ -248,21 +270,21 @@ def _wrong_losses(run: RecipeRun, fp32: RecipeRun, problem: Callable[..., Recipe
     """Losses that are wrong although the gradients are finite: Inf or NaN, or others than FP32's at the same weights."""
     bad = [each for each in run.bad_losses if math.isfinite(fp32.losses[each.step])]
     if bad:
-        first = next((each for each in bad if each.where), bad[0])
-        said = f"the loss is Inf or NaN in {len(bad)} of {len(run.losses)} steps, first in step {bad[0].step} (batch {bad[0].batch}), although its gradients are finite"
-        blamed = f"; Inf or NaN first appears at {first.where}" * bool(first.where)
-        yield problem("loss-not-finite", said + blamed, first.module or None)
-    pairs = [(run.losses[i], x) for i, x in zip(run.steps, run.exact_losses, strict=True) if x is not None]
-    known = [pair for pair in pairs[-max(len(pairs) // 3, 1) :] if all(map(math.isfinite, pair))]
-    if not known:
+        module = next((each.module for each in bad if each.where), None)
+        yield problem("loss-not-finite", _said_of_bad_losses(run, bad), module or None)
+    off = off_losses(run)
+    if off is None:
         return
-    exact = [pair[1] for pair in known]
-    scatter = statistics.stdev(exact) if len(exact) > 1 else 0.0
-    error = statistics.fmean(abs(a - b) for a, b in known)
-    if error > OFF * max(statistics.fmean(map(abs, exact)), scatter):
-        low, right = statistics.fmean(pair[0] for pair in known), statistics.fmean(exact)
-        better = ", so that it looks better than it is" if low < right else ""
-        yield problem("loss-off", f"the loss is {low:.3g}, in FP32 {right:.3g} at the same weights{better}", LOSS)
+    low, right = off
+    better = ", so that it looks better than it is" if low < right else ""
+    said = f"the loss is {low:.3g}, in FP32 {right:.3g} at the same weights{better}"
+    origin = run.loss_origin
+    if origin is None:
+        yield problem("loss-off", said, LOSS)
+        return
+    after = f"{origin.after:.2g}" if math.isfinite(origin.after) else "Inf"
+    grown = f"the error begins at {origin.where}: relative to FP32, {origin.before:.2g} before and {after} after"
+    yield problem("loss-off", f"{said}; {grown}", origin.module or LOSS)
 
 
 def remedies_for(runs: Mapping[str, RecipeRun]) -> Iterator[Recipe]:

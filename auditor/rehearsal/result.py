@@ -181,6 +181,17 @@ class NonFiniteStep:
 
 
 @dataclass(frozen=True)
+class LossOrigin:
+    """The operation at which the error of a loss begins. where: in words, with its line; module: its module; before,
+    after: relative L2 error of its worst input and of its result, against FP32 at the same weights."""
+
+    where: str
+    module: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class StepFinding:
     """A call in the user's step that a correct training loop makes differently. kind: such as "clip-before-unscale", see
     observed.py; line: of the call, as `train.py:24`; step: the first step with it."""
@@ -227,7 +238,8 @@ class RecipeRun:
     such a step ends the run. scale: the loss scale at the end. batches: number of different batches. backward_passes:
     number per step. failure: why the run ended early; a failed run has only the losses of earlier steps. findings: of
     the recipe "as_written". bad_losses: steps whose loss is Inf or NaN although gradients and weights are finite.
-    exact_losses: FP32's losses at the sampled steps, at the same weights; None if unknown.
+    exact_losses: FP32's losses at the sampled steps, at the same weights; None if unknown. loss_origin: where the error
+    of the losses begins, if they differ much from these.
     """
 
     recipe: Recipe
@@ -243,6 +255,7 @@ class RecipeRun:
     findings: list[StepFinding] = field(default_factory=list)
     bad_losses: list[NonFiniteStep] = field(default_factory=list)
     exact_losses: Series = field(default_factory=list)
+    loss_origin: LossOrigin | None = None
 
     def share(self, what: str, name: str = "") -> float | None:
         """Mean of a series of ParameterSeries over the last third of the sampled steps, for one parameter or for all

@@ -69,6 +69,8 @@ class StepRunner:
         # Of one step:
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
         self._has_loss, self._losses = False, list[float]()
+        self._loss_tensors: list[torch.Tensor] = []  # those returned, and those on which it called `backward`
+        self._batch: Any = None
         self._used = set[int]()  # ids of the called optimizers and modules
         self._sampled = False  # whether the step is measured
         self._updates = dict[nn.Parameter, Update]()
@@ -172,12 +174,13 @@ class StepRunner:
         recipe = self.recipe
         dtype = dtype_of(recipe.format)
         self._losses = list[float]()  # of each `backward`
+        self._loss_tensors = []
         self._used = set[int]()  # ids of the called optimizers and modules
         self._broken = None
         as_written = recipe.name == AS_WRITTEN
         regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes and not as_written
         emulated = emulate("cuda") if recipe.format != "fp32" or as_written else written_as_meant()
-        batch = self._storage.cast_batch(batch, recipe)
+        batch = self._batch = self._storage.cast_batch(batch, recipe)
         with ieee(), disable_compilers(), scaled_as_on_cuda(), emulated if handler is None else intercept(handler):
             enter = vars(torch.autocast)["__enter__"]
 
@@ -197,6 +200,7 @@ class StepRunner:
             around = torch.autocast("cuda", dtype=dtype) if regional and not self.own_regions else nullcontext()
             with around, swap_attribute(torch.autocast, "__enter__", enter_region):
                 value = call_step(self._step, batch)
+                self._loss_tensors = [x for x in (*tensors_in(value), *self._loss_tensors) if x.is_floating_point()]
                 while self._running:  # an optimizer's `step()` raised, and the user's step caught the exception
                     self._running.popitem()[1].close()
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point():
@@ -230,6 +234,8 @@ class StepRunner:
         """
         if torch._C._current_graph_task_id() != NO_PASS:
             return original(roots, gradients, *args, **kwargs)
+        if kwargs["accumulate_grad"]:
+            self._loss_tensors += tensors_in(roots)
         if self._keeps_scalers():
             if self._trace is not None:
                 self._trace.before_backward()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,17 +17,18 @@ from torch.optim.optimizer import Optimizer
 
 from ..errors import AuditorError, LoadError
 from ..isolation.members import without_wrappers
-from ..isolation.process import process_state, reseed
-from ..isolation.tensors import plain_torch
+from ..isolation.process import reseed
 from ..loading.target import call
 from ..numerics.devices import NATIVE
-from ..numerics.entries import all_finite
-from ..training.blame import Trail, blame
+from ..numerics.entries import all_finite, tensors_in
+from ..training.blame import NonFiniteTrace, Trail, blame
 from ..training.step import LOSS
 from .forked import bad_step, call_forked
+from .given import name_tensors
+from .losing import Results, Sketching, find_origin, first_off_step
 from .lowstate import LowState
 from .measuring import in_fp32, record_errors, record_update
-from .result import AS_WRITTEN, FP32, SCALED, NonFiniteStep, Recipe, RecipeRun, StepFinding
+from .result import AS_WRITTEN, FP32, SCALED, LossOrigin, NonFiniteStep, Recipe, RecipeRun, StepFinding
 from .runner import StepRunner, parameters_of
 from .storage import Storage, stores_low
 from .trials import TRIALS, Trace, Trial, compare_scales, judge_overflow, set_scales, trial_scale
@@ -35,6 +37,19 @@ LOOKS = 24
 """Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
 BLAMED = 4
 """Maximum number of non-finite steps that are run again to find the operation that causes Inf or NaN."""
+OUTERMOST = StepRunner._call_step.__code__
+"""The function whose callers are not the step's code."""
+
+
+@dataclass
+class _Search:
+    """A run that searches for operations to blame. blamed: {step whose Inf or NaN is searched: the operation, its module}.
+    off: the step at whose loss the error is searched, None without one; origin: where that error begins."""
+
+    trail: Trail
+    blamed: dict[int, tuple[str, str | None]]
+    off: int | None
+    origin: LossOrigin | None = None
 
 
 def _root_of(modules: Iterable[nn.Module], trained: Mapping[Any, int]) -> nn.Module:
@@ -70,6 +85,7 @@ class Session(StepRunner):
         self._batches = batches
         self._seed = seed
         self._called = list[nn.Module]()
+        self._search_at: _Search | None = None  # of a run that searches for the operations to blame
         modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
 
         # The first step runs in a process of its own, and tells which of these objects it uses.
@@ -97,6 +113,7 @@ class Session(StepRunner):
         self._storage = Storage((self.root, *self._called), trained)
         named = ((p, path) for path, p in self.root.named_parameters() if p in trained and p.numel())
         self._parameters = {p: without_wrappers(path) for p, path in named}
+        self._paths = {module: without_wrappers(path) for path, module in self.root.named_modules()}
         if any(p.device.type in NATIVE for p in trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
 
@@ -114,12 +131,13 @@ class Session(StepRunner):
 
     def run(self, recipe: Recipe, steps: int, tell: Callable[[str], None]) -> RecipeRun:
         """Run up to `steps` steps: the run ends with the batches, and without a loss scale with the first non-finite
-        step. As written, an exception or ruined weights end it too. tell: called with each step and its loss as text."""
+        step. As written, an exception or ruined weights end it too. tell: called with each step and its loss as text.
+        The operations to blame for a step that is not finite are searched by `explain`."""
         reseed(self._seed)
         self._prepare(recipe)
         as_written = recipe.name == AS_WRITTEN
         batches, result = self._batches(), self.result
-        samples = {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS)}
+        samples = {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS if self._search_at is None else 0)}
         fp32 = dict[str, Any]()
         scale = torch.tensor(recipe.scale or 1.0)
         finite = torch.zeros((), dtype=torch.int32)  # number of finite steps since the scale changed
@@ -138,13 +156,14 @@ class Session(StepRunner):
                     fp32, exact = call_forked(partial(self._run_shadow, batch))
             if as_written and self._sampled and len(result.steps) < TRIALS:
                 tried += self._try(batch, step)
-            restart = self._save_state() if self._searches() else process_state()
             if as_written:
                 self._observer.begin_step()
                 result.scale = self._observer.scale()
+            if self._search_at is not None:
+                self._search(self._search_at, step, batch)
             try:
                 where = f"in step {step} (batch {number}), the step"
-                result.losses.append(call(self._call_step, where, "bad-step", batch))
+                result.losses.append(call(self._call_step, where, "bad-step", batch, self._handler()))
             except LoadError as error:
                 if not as_written:
                     raise
@@ -155,7 +174,7 @@ class Session(StepRunner):
                 result.exact_losses.append(exact)
             if as_written and self._observer.skipped and self._broken is None:
                 self._broken = ""
-            self._note_non_finite(step, number, batch, restart)
+            self._note_non_finite(step, number)
             tell(f"step {step}, loss {result.losses[-1]}")
             if as_written:
                 is_ruined = self._broken is not None and not all(map(all_finite, self._parameters))
@@ -174,29 +193,87 @@ class Session(StepRunner):
             raise bad_step("batches is empty: give at least one batch")
         return result
 
-    def _searches(self) -> bool:
-        """Whether the next non-finite step is run again to find the operation to blame."""
-        return len(self.result.skipped) + len(self.result.bad_losses) < BLAMED
-
-    def _note_non_finite(self, step: int, number: int, batch: Any, restart: Callable[[], None]) -> None:
-        """Record a step whose gradients, weights or loss are not finite. restart: restores the state before the step.
-        Raises: LoadError(slug="bad-step") if gradients or weights are not finite in FP32."""
+    def _note_non_finite(self, step: int, number: int) -> None:
+        """Record a step whose gradients, weights or loss are not finite."""
         result = self.result
-        is_broken = self._broken is not None
-        has_bad_loss = not is_broken and self._has_loss and not math.isfinite(result.losses[-1])
-        if not (is_broken or has_bad_loss):
+        if self._broken is not None:
+            result.skipped.append(NonFiniteStep(step, number, result.scale, self._broken))
+        elif self._has_loss and not math.isfinite(result.losses[-1]):
+            result.bad_losses.append(NonFiniteStep(step, number, result.scale))
+
+    def explain(self, run: RecipeRun) -> None:
+        """Add the operations to blame to the first non-finite steps of a run, and to losses that are wrong, by a second
+        run of the recipe from its start, which follows every Inf and NaN: all state of the process is then that before the
+        step."""
+        every = sorted((*run.skipped, *run.bad_losses), key=lambda each: each.step)
+        unknown = [each.step for each in every[:BLAMED] if not each.where]
+        off = first_off_step(run)
+        if not unknown and off is None:
             return
-        blamed = self._broken or "", None
-        if not self._broken and self._searches():
-            with suppress(AuditorError):
-                blamed = call_forked(partial(self._search, batch, restart))
-        if result.recipe == FP32 and is_broken:
-            first = f", first at {blamed[0]}" if blamed[0] else ""
-            where = f"in step {step} (batch {number})"
-            raise bad_step(f"gradients or weights turn Inf or NaN {where}{first}: fix the step first")
-        bad = NonFiniteStep(step, number, result.scale, *blamed)
-        kind = result.bad_losses if has_bad_loss else result.skipped
-        kind.append(bad)
+        with suppress(AuditorError):
+            blamed, run.loss_origin = call_forked(partial(self._follow, run.recipe, unknown, off))
+            for steps in (run.skipped, run.bad_losses):
+                for i, each in enumerate(steps):
+                    if each.step in blamed:
+                        where, module = blamed[each.step]
+                        steps[i] = replace(each, where=where, module=module)
+
+    def _follow(
+        self, recipe: Recipe, steps: Sequence[int], off: int | None, tell: Callable[[str], None]
+    ) -> tuple[dict[int, tuple[str, str | None]], LossOrigin | None]:
+        """({step: the operation to blame, its module}, where the error of a loss begins), by running the recipe up to the
+        last of the steps."""
+        trail = Trail(self._module_now, OUTERMOST, self._name)
+        search = self._search_at = _Search(trail, dict.fromkeys(steps, ("", None)), off)
+        searched = [*steps]
+        if off is not None:
+            searched.append(off)
+        self.run(recipe, max(searched) + 1, tell)
+        return search.blamed, search.origin
+
+    def _handler(self) -> Trail | None:
+        """What follows Inf and NaN through a step, if they are searched."""
+        search = self._search_at
+        return search.trail if search is not None and search.blamed else None
+
+    def _search(self, search: _Search, step: int, batch: Any) -> None:
+        """Run the next step in processes of their own, if an operation of it is searched."""
+        search.trail.begin_step(step)
+        with suppress(AuditorError):
+            if step in search.blamed:
+                low = call_forked(partial(self._trace_step, search.trail, batch, True))
+                high = NonFiniteTrace(None)
+                if self.recipe != FP32:
+                    high = call_forked(partial(self._trace_step, search.trail, batch, False))
+                search.blamed[step] = blame(low, high)
+            if step == search.off:
+                results, exact = (call_forked(partial(self._sketch_step, batch, is_low)) for is_low in (True, False))
+                search.origin = find_origin(results, exact)
+
+    def _trace_step(self, trail: Trail, batch: Any, is_low: bool, tell: object) -> NonFiniteTrace:
+        """Run the next step in the recipe or in FP32; returns its Inf and NaN."""
+        if not is_low:
+            self._convert(FP32)
+        self._call_step(batch, trail)
+        return trail.trace(self._loss_tensors, self._broken is None)
+
+    def _sketch_step(self, batch: Any, is_low: bool, tell: object) -> Results:
+        """Run the next step in the recipe or in FP32; returns the results of its operations."""
+        if not is_low:
+            self._convert(FP32)
+        sketching = Sketching(self._module_now, OUTERMOST)
+        self._call_step(batch, sketching)
+        return sketching.results(self._loss_tensors)
+
+    def _module_now(self) -> str:
+        """The path of the innermost module being called."""
+        return next((self._paths[one] for one in reversed(self._calls) if one in self._paths), LOSS)
+
+    def _name(self, x: torch.Tensor) -> str:
+        """What the user calls a tensor from before the step; "" if unknown."""
+        if any(x is one for one in tensors_in(self._batch)):
+            return "the batch"
+        return name_tensors(self._step, (self.root, *self._called)).get(id(x), "")
 
     def _measure(self, step: int, fp32: dict[str, Any]) -> dict[str, Any]:
         """Measure a sampled step. fp32: see `record_errors`. Returns the last known gradient of every parameter."""
@@ -206,26 +283,6 @@ class Session(StepRunner):
             series = self.result.parameters[self._parameters[p]]
             record_update(series, p, update, in_fp32(self.result))
         return fp32 | gradients
-
-    def _save_state(self) -> Callable[[], None]:
-        """Save what the first operations of a step can change: generators, buffers, weights that an optimizer updates
-        before another fails, loss scales. The returned function restores them."""
-        restart = process_state()
-        with plain_torch():
-            tensors = [b for module in (self.root, *self._called) for b in module.buffers()]
-            if len(self.optimizers) > 1 or self.recipe.name == AS_WRITTEN:
-                tensors += self._parameters
-            scales = [(one._scale, one._growth_tracker) for one in self.scalers if vars(one).get("_scale") is not None]
-            tensors += [x for pair in scales for x in pair if x is not None]
-            saved = [(x, x.detach().clone()) for x in dict.fromkeys(tensors)]
-
-        def back() -> None:
-            restart()
-            with plain_torch():
-                for x, before in saved:
-                    x.copy_(before)
-
-        return back
 
     def _run_shadow(self, batch: Any, tell: object) -> tuple[dict[str, Any], float | None]:
         """FP32's gradients of this step, from the same state, as NumPy arrays, which a pipe can pass on; and its loss."""
@@ -272,22 +329,3 @@ class Session(StepRunner):
         trial.gradients = {self._parameters[p]: update.gradient.numpy() for p, update in self._updates.items()}
         trial.scales = [(scale, float(one._scale)) for one in scalers.values() if one._scale is not None]
         return trial
-
-    def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
-        """The operation that makes a step non-finite, and its module, see `blame`. In an FP32 run, and if FP32 fails at
-        the same weights too, the first operation with NaN."""
-        firsts = dict[bool, Trail]()
-        names = {module: without_wrappers(path) for path, module in self.root.named_modules()}
-
-        def run(trail: Trail, is_low: bool) -> None:
-            restart()
-            firsts[is_low] = trail
-            if not is_low:
-                self._convert(FP32)
-            self._call_step(batch, trail)
-
-        words, module = blame(run, lambda: next((names[one] for one in reversed(self._calls) if one in names), LOSS))
-        low, high = firsts[True].first_nan, firsts[False].first_nan
-        if words or low is None or high is None:
-            return words, module
-        return low[0] if self.result.recipe == FP32 else f"{low[0]}, in FP32 at the same weights too", low[1]
