@@ -43,7 +43,7 @@ SUBSET = (
     "tests/unit/isolation",
     "tests/any_model",
     "tests/emulation",
-    "tests/rehearsal",
+    "tests/features/rehearsal",
 )
 """What runs without `--whole`: the tests of what depends on torch and on the libraries around it."""
 

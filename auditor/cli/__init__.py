@@ -34,7 +34,6 @@ from ..processes import (
 from ..progress.shown import refresh_display, reporter
 from ..records import folder
 from ..settings import bad, either, options_of, with_flags
-from .rehearse import Rehearse
 from .verbs import Apply, Audit, Diff, Explain, ExplainLayer, Fleet, Rules, Snippet
 
 WIDTH = 80
@@ -63,7 +62,7 @@ GROUPS = {
 }
 """{title: options of an audit that its help shows under this title}; all others are general options."""
 _OF_FEATURES: tuple[type[Verb], ...] = tuple(verb for _, command in parts("command") for verb in command.VERBS)
-_VERBS: tuple[type[Verb], ...] = (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Diff, Fleet, Rehearse)
+_VERBS: tuple[type[Verb], ...] = (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Diff, Fleet)
 VERBS: dict[str, type[Verb]] = {
     re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.__name__).lower(): one for one in (*_VERBS, *_OF_FEATURES)
 }

@@ -20,6 +20,7 @@ FEATURES = (
     "timing",
     "repeats",
     "ledger",
+    "rehearsal",
 )
 """Names of the folders, in the order in which audits run the features and reports show them."""
 

@@ -52,9 +52,6 @@ def test_without_a_feature_the_product_works(feature: str, root: Path, tmp_path:
 def test_nothing_outside_names_a_feature(feature: str, root: Path) -> None:
     """What is not in the folder finds it by the registry."""
     package = root / "auditor"
-    names = [
-        str(file.relative_to(package))
-        for file in package.rglob("*.py")
-        if f"features.{feature}" in file.read_text(encoding="utf-8") and feature not in file.parts
-    ]
-    assert names == []
+    public = package / "__init__.py"  # names the modules of public functions
+    files = [file for file in package.rglob("*.py") if feature not in file.parts and file != public]
+    assert [file for file in files if f"features.{feature}" in file.read_text(encoding="utf-8")] == []
