@@ -17,7 +17,7 @@ _API = {
     "emulate": "emulation.emulate",
     "load": "results",
     "load_plan": "document.read",
-    "rehearse": "results",
+    "rehearse": "features.rehearsal.facade",
     "snippet": "snippets",
     "watch": "features.watch.recorder",
 }

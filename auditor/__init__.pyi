@@ -10,10 +10,10 @@ from torch import nn
 from .document.live import apply as apply
 from .document.read import load_plan as load_plan
 from .emulation.emulate import emulate as emulate
+from .features.rehearsal.facade import rehearse as rehearse
 from .features.watch.recorder import watch as watch
 from .results import Audit as Audit
 from .results import load as load
-from .results import rehearse as rehearse
 from .snippets import snippet as snippet
 
 __version__: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,19 +12,16 @@ from typing import Any
 import torch
 
 from . import __version__, offload
-from .artefact.strategies import GRAPHS, plan_title
-from .capture.places import portable
+from .artefact.strategies import plan_title
 from .capture.several import record_paths
 from .criteria.budget import budget_of
 from .criteria.defaults import propose
-from .criteria.measure import Criteria, words_of
+from .criteria.measure import words_of
 from .document.live import fields_of
 from .errors import device_is_full
 from .execution.beside import under_plan
-from .execution.ledger import rows_of, silent_casts
-from .execution.repeats import repeated_errors
-from .generation.stage import GenerationReference, generate_reference
-from .graphs.stage import GraphPlans, graphs_of
+from .execution.casts import silent_casts
+from .features.feature import Feature, Followed, wanted
 from .isolation import in_eval, isolate
 from .isolation.process import Flags, flags, ieee
 from .loading.inputs import shapes_of
@@ -38,17 +35,14 @@ from .measure.products import flag_costs
 from .measure.rerun import OutputMetric, of_verdicts
 from .numerics.devices import CPU, follow, free_device_memory, libraries, name_of
 from .plan.all_low import AllLow, run_all_low
-from .plan.context import FreshProcess, MeasuredModel, PlanningContext, in_unit
-from .plan.pasted import Layers, measure_code
+from .plan.context import FreshProcess, MeasuredModel, PlanningContext, Scorer, in_unit
+from .plan.made import MadePlans
 from .plan.plans import Planner
-from .plan.quantized import QuantizedPlans
 from .plan.recommend import best_for
 from .plan.repairs import predict_repairs
-from .plan.scores import InFp32, in_fp32
-from .plan.verified import note_gpu_only, timed_plans, today_of
+from .plan.verified import note_gpu_only, today_of
 from .records import Audit, Environment, Finding, Plan, Subject, Weight
 from .records.audit import Provenance
-from .records.quantization import QuantizedPlan
 from .records.training import Training
 from .report.view import warnings_of
 from .report.words import label
@@ -88,7 +82,7 @@ def run(subject: Subject, options: Settings) -> Audit:
 class Case:
     """What every stage of one audit shares.
 
-    flags: the caller's torch settings for FP32. score, generating: results of the FP32 model, if they were requested.
+    flags: the caller's torch settings for FP32. features: those that the audit asks for, with the results of their runs.
     """
 
     subject: Subject
@@ -96,8 +90,12 @@ class Case:
     stages: Stages
     flags: Flags
     process: FreshProcess
-    score: InFp32 | None
-    generating: GenerationReference | None
+    features: Sequence[Feature]
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """What accepts or refuses plans beside the error budget, if the audit asks for it."""
+        return next((each.scorer for each in self.features if each.scorer is not None), None)
 
 
 def _audit(subject: Subject, options: Settings) -> Audit:
@@ -106,8 +104,8 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         all_low = _run_all_low(case, model)
         step = _run_training_step(case)
         judged = _judge(model, all_low, step)
-        findings = _apply_rules(case, model, judged, all_low)
-        planning = PlanningContext.of(model, judged, findings)
+        findings = _apply_rules(case, model, judged, all_low, step)
+        planning = PlanningContext.of(model, judged, findings, case.scorer)
         planned = _make_plans(case, planning, all_low)
         training = _compare_steps(case, step, planned.plans)
         recommended, reason = choose_plan(
@@ -134,13 +132,11 @@ def _prepared(subject: Subject, options: Settings) -> Iterator[Case]:
         stages = Stages(options.progress)
         device = follow(options.device, devices_of(subject.model))
         options = options.model_copy(update={"resolved_device": device})
-        placed = place_subject(subject, options.where, options.seed)
-        subject, options, generating = generate_reference(placed, options, stages)
-        score = None
-        if options.scoring is not None:
-            with stages("FP32 score", options.scoring.name):
-                score = in_fp32(subject, options, options.scoring)
-        yield Case(subject, options, stages, flags_as_set, process, score, generating)
+        subject = place_subject(subject, options.where, options.seed)
+        running = wanted(options)
+        for feature in running:
+            subject, options = feature.prepare(subject, options, stages)
+        yield Case(subject, options, stages, flags_as_set, process, running)
 
 
 def _measure(case: Case) -> MeasuredModel:
@@ -192,9 +188,12 @@ def _judge(model: MeasuredModel, all_low: AllLow, step: MeasuredStep | None) -> 
     return replace(judged, layers=layers)
 
 
-def _apply_rules(case: Case, model: MeasuredModel, judged: Judgement, all_low: AllLow) -> tuple[Finding, ...]:
+def _apply_rules(
+    case: Case, model: MeasuredModel, judged: Judgement, all_low: AllLow, step: MeasuredStep | None
+) -> tuple[Finding, ...]:
     """The findings of all rules, with their causes, before their severity under a plan is known."""
     options = case.options
+    gradients = step.changed_by_compiler(model.capture) if step is not None else {}
     with case.stages("classify", f"{len(options.rulebook)} rules"):
         return findings_of(
             model.capture,
@@ -208,50 +207,19 @@ def _apply_rules(case: Case, model: MeasuredModel, judged: Judgement, all_low: A
             casts=silent_casts(model.capture, case.subject),
             inputs=input_magnitudes(model.capture, case.subject),
             failed=all_low.failed,
+            gradients=gradients,
         )
 
 
-def _make_plans(case: Case, planning: PlanningContext, all_low: AllLow) -> GraphPlans:
-    """Make and verify all requested plans, with their scores; exported programs too if requested."""
-    options, stages = case.options, case.stages
-    graphs, timing = GraphPlans(), None
-    schemes: tuple[QuantizedPlan, ...] = ()
-    with stages("plan", "solve, patch, verify"):
+def _make_plans(case: Case, planning: PlanningContext, all_low: AllLow) -> MadePlans:
+    """Make and verify the plans of modules, and all that features add to plans."""
+    with case.stages("plan", "solve, patch, verify"):
         today = today_of(planning)
         plans = note_gpu_only(planning, Planner(planning, all_low.runs).plans())
-    if options.schemes:
-        with stages("schemes", "find the fewest bits per weight within the error budget"):
-            making = QuantizedPlans(planning, case.score)
-            schemes = measure_code(making.plans(), _layers_of(planning), planning)
-    if case.score is not None:
-        with stages("scores", case.score.scoring.name):
-            plans = case.score.under(plans, planning)
-    if case.generating is not None:
-        with stages("decode", "generate tokens under every verified plan"):
-            schemes = tuple(case.generating.under_scheme(plan, making.model) for plan in schemes)
-            plans = case.generating.under(plans, planning)
-    if {*GRAPHS} & {*options.strategies}:
-        with stages("graph", "export, solve, verify"):
-            graphs = graphs_of(planning, case.score)
-    plans, baselines = {**plans, **graphs.plans}, {**all_low.runs, **graphs.baselines}
-    if options.times:
-        with stages("times", "FP32 and every plan, repeatedly"):
-            plans, timing = timed_plans(planning, plans)
-    return GraphPlans(plans, baselines, graphs.programs, graphs.said, today, all_low.held, timing, schemes)
-
-
-def _layers_of(planning: PlanningContext) -> Layers:
-    """The quantized layers, and what decides which of them code for a library can name."""
-    about = fields_of(planning.subject.model, ())
-    criteria = _criteria_of(planning.output_metric)
-    budget = planning.output_metric.budget
-    return Layers(planning.judged.layers, about["shared_modules"], about["tied_parameters"], criteria, budget)
-
-
-def _criteria_of(metric: OutputMetric) -> tuple[str, ...]:
-    """The user's criteria as text; empty if the error has one unit."""
-    distance = metric.distance
-    return tuple(map(str, distance.all())) if isinstance(distance, Criteria) else ()
+    made = MadePlans(plans, all_low.runs, fp32_today=today, decisions=all_low.held)
+    for feature in case.features:
+        made = feature.after_plans(made, planning, case.stages)
+    return made
 
 
 def _compare_steps(case: Case, step: MeasuredStep | None, plans: Mapping[str, Plan]) -> Training | None:
@@ -266,7 +234,7 @@ def _compare_steps(case: Case, step: MeasuredStep | None, plans: Mapping[str, Pl
 def _conclude(
     case: Case,
     planning: PlanningContext,
-    planned: GraphPlans,
+    planned: MadePlans,
     training: Training | None,
     recommended: str | None,
     reason: str,
@@ -279,36 +247,35 @@ def _conclude(
         graph = FlowGraph(captured.nodes, measured, judged.verdicts, input_names(captured), judged.exposed)
         findings = about(planning.findings, planned.plans, recommended, captured, graph, options.strategies)
         repairs = predict_repairs(planning, planned.plans, recommended, findings)
-        followed = under_plan(captured, subject.model, subject.batches[0], plan)
-    generation = None
-    if case.generating is not None:
-        with case.stages("caches", "find the layers whose keys or values need more bits"):
-            generation = case.generating.record(subject.model, plan)
+        replay = under_plan(captured, subject.model, subject.batches[0], plan)
+    followed = Followed(planning, plan, replay, case.stages)
+    of_features = {name: value for feature in case.features for name, value in feature.fields(followed).items()}
     flops = {name: cost.flops for name, cost in planning.costs.items()}
     tried = [plan] if plan else [each for each in planned.plans.values() if each.is_verified]
     runs = [(plan_title(each), each.verification) for each in tried if each.verification]
     outputs, distance = planning.reference(subject.batches[0]), planning.output_metric.distance
     proposals = propose(distance, options.criteria, outputs, captured.first, runs, options.max_error)
-    score = case.score
     return Audit(
         **_description(planning, case.stages.seconds),
-        nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
+        nodes=reports_of(captured, measured, judged, findings, flops, replay.dtypes),
         findings=tuple(replace(each, node=captured.twins.get(each.node, each.node)) for each in findings),
         quantization=judged.layers,
         regions=of_verdicts(measured.regions, captured, judged.verdicts),
-        **{name: value for name, value in vars(planned).items() if name not in ("said", "held")},
-        decisions=(*measured.decisions, *planned.held),
+        plans=planned.plans,
+        baselines=planned.baselines,
+        programs=planned.programs,
+        fp32_today=planned.fp32_today,
+        timing=planned.timing,
+        quantized_plans=planned.quantized_plans,
+        decisions=(*measured.decisions, *planned.decisions),
         repairs=repairs,
-        evaluation=replace(score.evaluation, function=portable(score.evaluation.function)) if score else None,
-        generation=generation,
         training=training,
         recommended=recommended,
         recommendation=reason,
         proposals=tuple(proposals),
-        ledger=rows_of(subject, captured, plan, followed),
-        plan_errors={name: error for name, error in followed.errors.items() if name not in captured.twins},
-        repeats=repeated_errors(captured, subject, plan, followed.errors),
-        warnings=(*subject.warnings, *captured.warnings, *planned.said, *warnings_of(planning, training)),
+        plan_errors={name: error for name, error in replay.errors.items() if name not in captured.twins},
+        warnings=(*subject.warnings, *captured.warnings, *planned.warnings, *warnings_of(planning, training)),
+        **of_features,
     )
 
 
@@ -329,7 +296,7 @@ def _description(planning: PlanningContext, seconds: Mapping[str, float]) -> dic
         "formats": options.formats,
         "max_error": planning.output_metric.budget,
         "metric": words_of(distance),
-        "criteria": _criteria_of(planning.output_metric),
+        "criteria": planning.output_metric.criteria,
         "use": options.use,
         "command": options.command,
         "environment": Environment(

@@ -1,4 +1,4 @@
-"""The results that users hold: the records of an audit and of a rehearsal, which here can also be shown and saved.
+"""The results that users hold: the records of an audit, which here can also be shown and saved.
 
 Records are data, and import nothing above them. What writes and shows them is added once, at the top, in subclasses with
 the same fields; everything below takes the records.
@@ -6,28 +6,19 @@ the same fields; everything below takes the records.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import fields
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-from . import records
+from . import records, reporters
 from .artefact.emit import emit
 from .artefact.libraries import applicable, files_of
 from .document import codec, read
+from .facade import contents, returning
+from .features import part
 from .records import folder
 from .records.audit import FILES
-from .rehearsal import rehearse as rehearsing
-from .rehearsal import result as rehearsed
-from .report import reporters
 from .report.blocks import html, to_terminal
 from .report.plans import about_plan
-from .report.rehearsal import render
-
-Given = ParamSpec("Given")
-Shown = TypeVar("Shown", "Audit", "Rehearsal")
 
 PLAN_WIDTH = 100
 """Maximum number of characters in a line of a printed plan."""
@@ -51,9 +42,9 @@ class Audit(records.Audit):
     @classmethod
     def of(cls, audit: records.Audit) -> Audit:
         """The Audit with the contents of a record; its plans print themselves too."""
-        contents = _fields(audit)
-        contents["plans"] = {name: Plan(**_fields(plan)) for name, plan in audit.plans.items()}
-        return cls(**contents)
+        given = contents(audit)
+        given["plans"] = {name: Plan(**contents(plan)) for name, plan in audit.plans.items()}
+        return cls(**given)
 
     def __repr__(self) -> str:
         """A summary of the audit in a few lines."""
@@ -101,47 +92,12 @@ class Audit(records.Audit):
         fails, "missing-onnx" or "no-program" if ONNX is impossible.
         """
         if onnx:
-            from .graphs.onnxfile import with_onnx  # imports onnx
-
             ends = "fp32" if onnx is True else onnx
-            return Audit.of(with_onnx(self, ends)).save(directory)
+            return Audit.of(part("onnxfile").with_onnx(self, ends)).save(directory)
         target = folder.path_of(directory, "the directory to save into")
         older = [str(file.relative_to(target)) for file in target.glob("quantized/*/*_config.*")]
         older.extend(read.programs_in(target))
         return folder.write(target, self.texts(target), older)
 
 
-class Rehearsal(rehearsed.Rehearsal):
-    """The results of a rehearsal, which can be saved."""
-
-    @classmethod
-    def of(cls, rehearsal: rehearsed.Rehearsal) -> Rehearsal:
-        """The Rehearsal with the contents of a record."""
-        return cls(**_fields(rehearsal))
-
-    def save(self, directory: str | Path) -> tuple[Path, ...]:
-        """Write rehearsal.json and rehearsal.html. Raises: AuditorError(slug="bad-output")."""
-        texts = {
-            "rehearsal.json": json.dumps(self.to_dict(), indent=1) + "\n",
-            "rehearsal.html": render(self),
-        }
-        return folder.write(folder.path_of(directory, "directory"), texts)
-
-
-def _showing(function: Callable[Given, Any], shown: type[Shown]) -> Callable[Given, Shown]:
-    """The function, with the same arguments, returning its record as one that shows itself."""
-
-    @wraps(function)
-    def returning(*args: Given.args, **options: Given.kwargs) -> Shown:
-        result: Shown = shown.of(function(*args, **options))
-        return result
-
-    return returning
-
-
-load = _showing(read.load, Audit)
-rehearse = _showing(rehearsing.rehearse, Rehearsal)
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+load = returning(read.load, Audit)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.graphs.onnxfile import with_onnx
+from auditor.features.programs.onnxfile import with_onnx
 from benchmarks import subjects  # noqa: F401  lets timm import a torchvision without compiled operators
 from benchmarks.harness import RESULTS, Row, described, machine, report
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import auditor
-from auditor.graphs.onnxfile import as_bytes, count_operations, insert_rounding, read, with_onnx
-from auditor.graphs.onnxgraph import tidy
+from auditor.features.programs.onnxfile import as_bytes, count_operations, insert_rounding, read, with_onnx
+from auditor.features.programs.onnxgraph import tidy
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
 from benchmarks import subjects

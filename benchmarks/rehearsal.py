@@ -4,7 +4,7 @@ python -m benchmarks.rehearsal [--steps 500] [--rehearsed 80] [CASE ...]
 python -m benchmarks.rehearsal --cost
 
 Training by hand uses nothing of the rehearsal: the step is written for each recipe with torch's own autocast and GradScaler
-(`tests/rehearsal/cases.py`, Way) and runs under `auditor.emulate("cuda")`. A recipe trains as well as FP32 where its last
+(`tests/features/rehearsal/cases.py`, Way) and runs under `auditor.emulate("cuda")`. A recipe trains as well as FP32 where its last
 loss and the norm of its weights are no further off than those of FP32 on the same batches in three other orders, its weights are finite,
 and at most one step in fifty of the second half is skipped.
 """
@@ -26,11 +26,11 @@ import torch
 from torch import nn
 
 import auditor
+from auditor.features.rehearsal.result import Recipe, code_of
 from auditor.numerics.formats import dtype_of
-from auditor.rehearsal.result import Recipe, code_of
 from auditor.training.step import LOSS
 from benchmarks.learning import fresh, next_character, task
-from tests.rehearsal.cases import CASES, Case, Way, plain
+from tests.features.rehearsal.cases import CASES, Case, Way, plain
 
 ORDERS, SKIPPED, MARGIN = 3, 0.02, 0.02
 """Other orders of the batches; share of the steps that may be skipped; share of FP32's progress, and of its weights' norm,

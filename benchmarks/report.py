@@ -7,7 +7,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from auditor.report.reporters import html
+from auditor.reporters import html
 from benchmarks.harness import Row, report, seconds
 from tests.browser.devtools import Browser, browser
 from tests.unit.report.factory import make_audit

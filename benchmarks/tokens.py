@@ -24,7 +24,7 @@ import auditor
 from auditor.criteria.criterion import Criterion
 from auditor.criteria.values import value
 from auditor.execution.execute import Executor, Replay, SubsetLowPrecision
-from auditor.generation.stage import parts_of
+from auditor.features.generation.stage import parts_of
 from auditor.measure.alone import rounder
 from auditor.measure.measure import Measurement
 from auditor.numerics.casting import widen

@@ -36,14 +36,14 @@ SUBSET = (
     "tests/unit/capture",
     "tests/unit/loading",
     "tests/unit/numerics",
-    "tests/unit/generation",
-    "tests/unit/graphs",
+    "tests/features/generation",
+    "tests/features/programs",
     "tests/unit/execution",
     "tests/unit/artefact",
     "tests/unit/isolation",
     "tests/any_model",
     "tests/emulation",
-    "tests/rehearsal",
+    "tests/features/rehearsal",
 )
 """What runs without `--whole`: the tests of what depends on torch and on the libraries around it."""
 

@@ -10,8 +10,8 @@ from auditor.artefact.strategies import strategy_of
 from auditor.document.codec import texts
 from auditor.records import Audit, NodeReport
 from auditor.report.findings import Cause, causes
-from auditor.report.reporters import REPORTERS
 from auditor.report.words import count
+from auditor.reporters import REPORTERS
 from tests.support.capturing import Function
 from tests.support.planted import MISTAKES, REPAIRED, line, llama
 

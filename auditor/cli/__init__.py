@@ -19,7 +19,10 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..asked import command_of, validate
+from ..command.output import set_aside
+from ..command.verb import PROGRAM, Verb, WithTarget
 from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable, suggest
+from ..features import parts
 from ..processes import (
     end_with_caller,
     ignore_signals,
@@ -31,11 +34,6 @@ from ..processes import (
 from ..progress.shown import refresh_display, reporter
 from ..records import folder
 from ..settings import bad, either, options_of, with_flags
-from .ledger import Ledger
-from .output import set_aside
-from .rehearse import Rehearse
-from .replay import Replay
-from .verb import PROGRAM, Verb, WithTarget
 from .verbs import Apply, Audit, Diff, Explain, ExplainLayer, Fleet, Rules, Snippet
 
 WIDTH = 80
@@ -63,9 +61,10 @@ GROUPS = {
     "results": ("out", "format", "fail_on", "baseline", "explain_layer", "model_explorer", "open"),
 }
 """{title: options of an audit that its help shows under this title}; all others are general options."""
+_OF_FEATURES: tuple[type[Verb], ...] = tuple(verb for _, command in parts("command") for verb in command.VERBS)
+_VERBS: tuple[type[Verb], ...] = (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Diff, Fleet)
 VERBS: dict[str, type[Verb]] = {
-    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.__name__).lower(): one
-    for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse, Replay)
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.__name__).lower(): one for one in (*_VERBS, *_OF_FEATURES)
 }
 """{name on the command line, such as `explain-layer`: its verb}, in the order of the help."""
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
@@ -265,8 +264,6 @@ def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
                 about |= {"metavar": "NAME", "help": f"{either(about['choices'])}: {help}"}
         if name == "onnx":
             about |= {"nargs": "?", "const": "fp32"}
-        if not option.flag and not field.is_required():
-            about["nargs"] = "?"
         group = groups.get(name, general) if option.flag else made
         action: Any = group.add_argument(*["-q"] * (name == "quiet"), option.flag or name, **about)
         if option.path:

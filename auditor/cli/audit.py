@@ -12,21 +12,22 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from .. import flow, offload, results
+from .. import flow, offload, reporters, results
+from ..command.output import say
+from ..command.verb import WithTarget, severe
 from ..document import compare, read
+from ..features import part
 from ..loading import cautions, load
 from ..loading.doors import weights_of
 from ..plan.recommend import outcome
 from ..progress.shown import Display
 from ..records import Audit, folder
-from ..report import kept, model_explorer, reporters, view
+from ..report import kept, model_explorer, view
 from ..report.words import printable
 from ..score import find_function
 from ..training.objective import load_training
 from ..verify import artefact
-from .output import say
 from .pipeline import audit_pipeline
-from .verb import WithTarget, severe
 
 
 def audit(settings: WithTarget, progress: Display) -> int:
@@ -46,9 +47,7 @@ def _audit_one(settings: WithTarget, progress: Display) -> int:
     known = read.load(settings.baseline) if settings.baseline else None  # before anything slow
     settings = settings.model_copy(update={"progress": progress})
     if settings.onnx:
-        from ..graphs.onnxfile import require  # imports onnx
-
-        require()
+        part("onnxfile").require()
     with nullcontext() if settings.dry_run else artefact.standby():
         limit = settings.memory or (None if settings.native else offload.limit_for(weights_of(settings.target)))
         with offload.resident_limit(limit):
@@ -73,10 +72,8 @@ def _ran(settings: WithTarget, progress: Display, known: Audit | None) -> int:
     audit = flow.run(subject, settings)
     audit = replace(audit, environment=replace(audit.environment, seconds={**seconds, **audit.environment.seconds}))
     if settings.onnx and audit.programs:
-        from ..graphs.onnxfile import with_onnx  # imports onnx
-
         progress("onnx", "write, check, run", 0, 0)
-        audit = with_onnx(audit, settings.onnx)
+        audit = part("onnxfile").with_onnx(audit, settings.onnx)
     progress("write", str(directory), 0, 0)
     files = results.Audit.of(audit).save(directory)
     if settings.model_explorer:

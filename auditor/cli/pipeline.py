@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ..command.output import say
+from ..command.verb import PROGRAM, WithTarget
 from ..document import read
 from ..errors import AuditorError, printable
 from ..loading.doors import parts_of
 from ..settings import bad
-from .output import say
-from .verb import PROGRAM, WithTarget
 
 READABLE = ("text", "md", "github")
 """Formats of a result that may follow one another on stdout."""

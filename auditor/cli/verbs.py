@@ -14,6 +14,8 @@ from pydantic import DirectoryPath, Field, TypeAdapter
 
 from .. import fleet, snippets
 from ..asked import LEVELS, OPTIONS
+from ..command.output import say
+from ..command.verb import PROGRAM, TextOrJson, Verb, WithTarget, severe
 from ..document import compare, read
 from ..errors import AuditorError, suggest
 from ..progress.shown import Display
@@ -24,8 +26,6 @@ from ..report.words import count, printable
 from ..resources import errors
 from ..rulebook import explain
 from ..settings import A_DIRECTORY, Flag, Location, Option, Seconds
-from .output import say
-from .verb import PROGRAM, TextOrJson, Verb, WithTarget, severe
 
 INDEX = "index.html"
 

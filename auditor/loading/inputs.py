@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..errors import LoadError
+from ..errors import LoadError, let_through
 from ..isolation import in_eval
 from ..isolation.process import reseed
 from ..numerics.entries import extent, tensors_in
@@ -43,6 +43,27 @@ MOST_BATCHES = 32
 LABELS = ("label", "labels", "target", "targets", "y")
 """Names of entries that are labels, if forward takes no argument of the name."""
 
+LOADERS = (
+    "batches",
+    "get_batches",
+    "train_loader",
+    "train_dataloader",
+    "trainloader",
+    "dataloader",
+    "data_loader",
+    "loader",
+    "val_loader",
+    "valid_loader",
+    "val_dataloader",
+    "eval_loader",
+    "test_loader",
+    "test_dataloader",
+    "testloader",
+)
+"""Names of batches in a user's file, of which an audit and a rehearsal use the first that is there."""
+LOADER_BATCHES = 4
+"""Number of batches that an audit takes from one of LOADERS."""
+
 BATCH, TOKENS = 2, 16
 SAMPLES = 16_000
 """Samples in one second of audio, at the sampling rate of speech models."""
@@ -56,11 +77,12 @@ class NoNames(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Batches and their source. synthetic: whether the values were generated."""
+    """Batches and their source. synthetic: whether the values were generated. notes: for the user."""
 
     batches: tuple[Batch, ...]
     source: str
     synthetic: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
@@ -109,6 +131,38 @@ def named_inputs(value: Any, what: str, model: nn.Module) -> tuple[Batch, ...]:
     """The batches of a value or a function of the user's file; texts and chats become token ids."""
     value = call(value, what, "inputs-raise") if callable(value) else value
     return as_batches(tokenize(model, value), what)
+
+
+def from_loader(variables: Mapping[str, Any], model: nn.Module, label: str) -> tuple[Inputs | None, tuple[str, ...]]:
+    """The first batches of a loader in the user's file, if the model runs on them without their labels; and a note if it
+    does not. variables: of the file. label: its name."""
+    for name in LOADERS:
+        value = variables.get(name)
+        if inspect.isroutine(value) and not required_arguments(value):
+            value = call(value, f"{name}() in {label}", "inputs-raise")
+        if not isinstance(value, Iterable) or isinstance(value, str | bytes | type | nn.Module):
+            continue
+        items = [value] if is_one_batch(value) else [*itertools.islice(value, LOADER_BATCHES)]
+        try:
+            batches = tuple(_one_call(item, name) for item in items)
+            (first, *_), _ = without_labels(model, batches)
+            with in_eval(model), torch.no_grad():
+                model(*first[0], **first[1])
+        except Exception as error:  # the user's step may change its batches before the call
+            let_through(error)
+            why = str(error) if isinstance(error, LoadError) else blame(error)
+            return None, (
+                f"{label} defines {name}, whose batches are not what forward takes ({why}): define get_inputs().",
+            )
+        counted = "the only batch" if len(items) == 1 else f"the first {len(items)} batches"
+        return Inputs(batches, f"{label}:{name}, {counted}"), ()
+    return None, ()
+
+
+def is_one_batch(value: Any) -> bool:
+    """Whether a value is one batch, and no series of batches: a tensor, a dict, or a tuple of tensors."""
+    is_tuple = isinstance(value, tuple) and bool(value) and all(isinstance(x, Tensor) for x in value)
+    return is_tuple or isinstance(value, Tensor | Mapping)
 
 
 def from_model(model: nn.Module, seed: int) -> Inputs:
@@ -161,25 +215,46 @@ def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[
         return batches, ()
     kinds = {p.kind for p in parameters.values()}
     most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
-    has_labels = [len(args) == most + 1 and may_end_in_labels(args) for args, _ in batches]
+    has_labels = [len(args) > most > 0 and _are_labels(args, most) for args, _ in batches]
     if batches and all(has_labels) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         taken = "one argument" if most == 1 else f"{most} arguments"
-        note = f"The last tensor of each batch is taken for labels and left out, since forward takes only {taken}."
-        return tuple((args[:-1], kwargs) for args, kwargs in batches), (note,)
-    left = [name for name in LABELS if name not in parameters and any(name in kwargs for _, kwargs in batches)]
-    if not left or inspect.Parameter.VAR_KEYWORD in kinds:
+        extra = "entry of each batch is" if len(batches[0][0]) == most + 1 else "entries of each batch are"
+        note = f"The last {extra} taken for labels and left out, since forward takes only {taken}."
+        return tuple((args[:most], kwargs) for args, kwargs in batches), (note,)
+    if inspect.Parameter.VAR_KEYWORD in kinds:
         return batches, ()
-    listed = " and ".join(f"`{name}`" for name in left)
-    note = f"{listed} of each batch: taken for labels and left out, since forward takes no such argument."
-    return tuple((args, {n: x for n, x in kwargs.items() if n not in left}) for args, kwargs in batches), (note,)
+    left = [name for name in LABELS if name not in parameters and any(name in kwargs for _, kwargs in batches)]
+    notes = list[str]()
+    if left:
+        listed = " and ".join(f"`{name}`" for name in left)
+        notes.append(f"{listed} of each batch: taken for labels and left out, since forward takes no such argument.")
+        batches = tuple((args, {n: x for n, x in kwargs.items() if n not in left}) for args, kwargs in batches)
+    names = {tuple(kwargs) for args, kwargs in batches if not args}
+    only = next(iter(names), ()) if len(names) == 1 else ()
+    if len(only) == 1 and only[0] not in parameters and len(required_arguments(model.forward)) == 1:
+        notes.append(f"`{only[0]}` of each batch is passed as forward's only argument.")
+        batches = tuple(((*args, *kwargs.values()), {}) for args, kwargs in batches)
+    return batches, tuple(notes)
+
+
+def _are_labels(args: Sequence[Any], most: int) -> bool:
+    """Whether all arguments from number `most` on may be labels of the first."""
+    return all(may_end_in_labels((args[0], one)) for one in args[most:])
 
 
 def may_end_in_labels(args: Sequence[Any]) -> bool:
-    """Whether the tensors of the last of several arguments have as many rows as the first argument."""
-    if len(args) < 2 or not isinstance(args[0], Tensor) or args[0].dim() == 0:
+    """Whether the last of several arguments has an entry for each entry of the first: tensors of as many rows, or a list
+    of as many targets, such as a detector's dicts."""
+    if len(args) < 2:
         return False
-    labels = tensors_in(args[-1])
-    return bool(labels) and all(x.dim() > 0 and len(x) == len(args[0]) for x in labels)
+    first, last = args[0], args[-1]
+    is_rows = isinstance(first, Tensor) and first.dim() > 0
+    if not is_rows and not isinstance(first, list | tuple):
+        return False
+    if isinstance(last, list | tuple):
+        return len(last) == len(first) > 0
+    labels = tensors_in(last)
+    return is_rows and bool(labels) and all(x.dim() > 0 and len(x) == len(first) for x in labels)
 
 
 def shapes_of(batch: Batch) -> tuple[str, ...]:

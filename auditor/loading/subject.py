@@ -201,6 +201,7 @@ def _load(
     with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, result, model, inputs_text, seed)
     unread = filter(inputs.LIKE_INPUTS.match, vars(module) if given.synthetic and not inputs_text else ())
+    notes += given.notes
     notes += tuple(f"{target.label} defines {name}, which is not read: rename it to get_inputs" for name in unread)
     materialise(model, inputs.without_labels(model, given.batches)[0][0], seed)
     origin = result.origin
@@ -265,6 +266,11 @@ def _find_inputs(
             what = f"{name}{'()' if callable(value) else ''} in {target.label}"
             batches = inputs.named_inputs(value, what, model)
             return inputs.Inputs(batches, f"{target.label}:{name}"), unseen
+    if getattr(model, "example_input_array", None) is None:
+        loaded, notes = inputs.from_loader(vars(module), model, target.label)
+        if loaded is not None:
+            return loaded, unseen
+        return replace(inputs.from_model(model, seed), notes=notes), unseen
     return inputs.from_model(model, seed), unseen
 
 

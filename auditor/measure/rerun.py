@@ -44,6 +44,11 @@ class OutputMetric:
     unit: float = 1.0
 
     @property
+    def criteria(self) -> tuple[str, ...]:
+        """The user's criteria as text; empty if the error has one unit."""
+        return tuple(map(str, self.distance.all())) if isinstance(self.distance, Criteria) else ()
+
+    @property
     def limit(self) -> float:
         """The error budget as a relative L2 error."""
         return self.budget / self.unit

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from ..artefact.emit import emit
 from ..artefact.strategies import SHIPPED
@@ -23,12 +24,12 @@ from ..execution.policy import Policy, plain
 from ..isolation.members import size_of
 from ..isolation.outputs import tensor_outputs
 from ..isolation.process import Flags
-from ..isolation.run_model import run_model
+from ..isolation.run_model import Around, run_model
 from ..measure.calibrate import Calibration
 from ..measure.noise import FP32Runs, without_noise
 from ..measure.rerun import OutputMetric
 from ..numerics.formats import DEFAULT
-from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject
+from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Score, Subject
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
 from ..stages import beat
@@ -37,6 +38,13 @@ from ..verify.loaders import PROGRAM, in_hand, load_program
 from ..verify.running import FP32, Load, ModelRuns, Question
 from .costs import Cost, costs_of
 from .problem import Problem
+
+
+class Scorer(Protocol):
+    """Scores a model as the user does, and compares the score with that of the FP32 model."""
+
+    def score_of(self, model: nn.Module, around: Around, options: Settings) -> Score:
+        """Score a model in the context manager that `around()` returns."""
 
 
 class FreshProcess:
@@ -209,16 +217,19 @@ class MeasuredModel:
 
 @dataclass(frozen=True)
 class PlanningContext(MeasuredModel):
-    """Inputs for making plans: the measured model, with its verdicts and findings."""
+    """Inputs for making plans: the measured model, with its verdicts and findings. scorer: the user's score, if any."""
 
     judged: Judgement = field(kw_only=True)
     findings: Sequence[Finding] = field(kw_only=True)
+    scorer: Scorer | None = field(default=None, kw_only=True)
 
     @classmethod
-    def of(cls, model: MeasuredModel, judged: Judgement, findings: Sequence[Finding]) -> PlanningContext:
+    def of(
+        cls, model: MeasuredModel, judged: Judgement, findings: Sequence[Finding], scorer: Scorer | None = None
+    ) -> PlanningContext:
         """A copy of a measured model with its verdicts and findings, which uses the same fresh process for its runs."""
         shared = {each.name: getattr(model, each.name) for each in fields(model)}
-        return cls(**shared, judged=judged, findings=findings)
+        return cls(**shared, judged=judged, findings=findings, scorer=scorer)
 
     def problem(self, strategy: str, fmt: str) -> Problem:
         """The optimization problem of a plan under one strategy and format."""

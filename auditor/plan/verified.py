@@ -20,14 +20,12 @@ from ..execution.policy import Policy
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..isolation.run_model import run_model
-from ..numerics.devices import name_of
-from ..numerics.entries import tensors_in
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import NonFinite, Plan, TimeAndMemory, Timing, Today, Verification
+from ..records import NonFinite, Plan, Today, Verification
 from ..stages import tick
 from ..verify.loaders import in_hand
-from ..verify.running import FP32, TODAY, Answers, ModelRuns, compare_times, failure_of, said_no_memory, says_nothing
+from ..verify.running import Answers, ModelRuns, failure_of, said_no_memory, says_nothing
 from .context import MeasuredModel, worst_of
 from .scatter import are_few, scattered_error
 
@@ -226,32 +224,3 @@ def note_gpu_only(model: MeasuredModel, plans: Mapping[str, Plan]) -> dict[str, 
         name: replace(plan, gpu_only=why) if (why := said.get(name)) and not says_nothing(why) else plan
         for name, plan in plans.items()
     }
-
-
-def timed_plans(model: MeasuredModel, plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], Timing]:
-    """The plans with time and memory of one forward, and the FP32 results that these are compared with.
-
-    On a GPU the plans run natively. On a CPU the plans run in the CPU's half precision, without emulation, and the
-    times say nothing about a GPU. FP32 operations, also those in plans, compute in IEEE arithmetic.
-    """
-    today = bool(loose(model.flags, model.options.where))
-    run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
-    names = [FP32, *([TODAY] if today else []), *run]
-    question = partial(ModelRuns.time, flags=dict(model.flags), threads=torch.get_num_threads())
-    given: dict[str, TimeAndMemory | str] = model.ask(run, question, names=names)
-    lacking = ("eager", "compiled", "memory")
-    found = {
-        name: TimeAndMemory(missing=dict.fromkeys(lacking, one)) if isinstance(one, str) else one
-        for name, one in given.items()
-    }
-    whole = found.pop(FP32)
-    result = {name: compare_times(one, whole) for name, one in found.items()}
-    timing = Timing(
-        device=name_of(model.options.where),
-        batch=next((x.shape[0] for x in tensors_in(model.checks[0]) if x.dim() and not x.is_nested), None),
-        threads=torch.get_num_threads(),
-        fp32=whole,
-        fp32_today=result.get(TODAY),
-    )
-    timed = {name: replace(result[name], decides=model.options.native) for name in run}
-    return {name: replace(plan, timed=timed.get(name)) for name, plan in plans.items()}, timing

@@ -15,6 +15,7 @@ from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import flipped_words, kept_apart
 from ..records import CriterionValue, Evaluation, Onnx, Plan, Proposal, Score, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
+from ..records.quantization import MIXED, QuantizedPlan
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Columns, Fold, Grid, Prose
@@ -179,9 +180,18 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
         plan = chosen.plan
         made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
         said = f"* recommended. FLOPs low: share of FLOPs in low precision. Speed-ups are {made}."
-        yield Prose("", (said + f" Predicted memory: {chosen.memory}." * bool(chosen.memory),), "muted")
+        memory = f" Predicted memory: {chosen.memory}." * bool(chosen.memory)
+        yield Prose("", (said + memory + _compiled_words(plans),), "muted")
     yield Prose("Fails", failures(audit), listed=len(failures(audit)) > 1)
     yield Prose("Program", tuple(p.program for p in plans if p.program))
+
+
+def _compiled_words(plans: Iterable[PlanView]) -> str:
+    """Whether any plan ran under torch.compile, which rounds less; its errors are those of eager runs in any case."""
+    compiled = any(each.plan.timed is not None and each.plan.timed.compiled is not None for each in plans)
+    if compiled:
+        return " Errors were measured in eager mode; under torch.compile, plans ran for their times alone."
+    return " Errors were measured in eager mode, not under torch.compile."
 
 
 def failures(audit: Audit) -> tuple[str, ...]:
@@ -453,3 +463,13 @@ def snippets(audit: Audit) -> tuple[Code, ...]:
         Code("Patch a model you already have", "import patched_model\n\nmodel = patched_model.apply(model)\n"),
         Code("Choose another plan", f'import auditor\n\nplan = auditor.load_plan("plan.json")\n{chosen}'),
     )
+
+
+def quantized_title(plan: QuantizedPlan) -> str:
+    """A plan's display name: `FP8 plan`."""
+    return "mixed plan" if plan.name == MIXED else f"{label(plan.name)} plan"
+
+
+def plans_shown(audit: Audit) -> list[QuantizedPlan]:
+    """The plans that no other plan dominates, the best one first."""
+    return sorted((plan for plan in audit.quantized_plans if not plan.dominated_by), key=lambda plan: plan.rank)

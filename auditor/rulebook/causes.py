@@ -23,6 +23,7 @@ from ..records.ledger import SilentCast
 from ..records.measure import FAILURES, Ignore
 from ..records.paths import place_of
 from ..records.quantization import QuantizedLayer
+from .compiled import Recomputed
 from .failures import Failed, judge_failures
 from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, silent_findings, with_batches
 from .gather import gather
@@ -31,8 +32,8 @@ from .rule import SEVERITIES, Rule
 from .verdicts import Judgement
 
 Verdicts = Mapping[str, Mapping[str, Verdict]]
-APART = ("hardware", "collectives", "settings", "casts", "quantization", "dtypes", "runs")
-"""Rule families about speed, devices, dtypes or schemes, which do not explain errors on the same line."""
+APART = ("hardware", "collectives", "settings", "casts", "quantization", "dtypes", "runs", "compiled")
+"""Rule families about speed, devices, compilers, dtypes or schemes, which do not explain errors on the same line."""
 AMPLIFIED = 8.0
 """An operation amplifies errors if its inputs' errors change the outputs this many times as much as its result's
 errors, for example a softmax of large entries."""
@@ -97,11 +98,12 @@ def findings_of(
     casts: Sequence[SilentCast] = (),
     inputs: Sequence[InputMagnitudes] = (),
     failed: Failed = MappingProxyType({}),
+    gradients: Recomputed = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
     """Findings of the rules, compared with the measurement, each with its cause; precision findings on nodes that no
     strategy runs in low precision are dropped. formats, trains: as in `classify`; select, ignores: as in
     `apply_selection`; casts: unrequested casts; inputs: ranges of the model's inputs; failed: runs of the whole model in
-    low precision that raised."""
+    low precision that raised; gradients: those that a compiler changes, see `unrounded_gradients`."""
     graph = FlowGraph(capture.nodes, measured, judged.verdicts, input_names(capture), judged.exposed)
     by_node: dict[str, dict[str, QuantizedLayer]] = {name: {} for name in graph.verdicts}
     for layer in judged.layers:
@@ -113,7 +115,7 @@ def findings_of(
     schemes = {layer.scheme for layer in judged.layers}
     apply_rules = partial(classify, rules=rules, formats={*formats, *schemes}, trains=trains)
 
-    made = apply_rules(capture, gather(capture, measured.ranges, verdicts, by_node))
+    made = apply_rules(capture, gather(capture, measured.ranges, verdicts, by_node, gradients))
     found = tuple(one for one in made if not one.measurable or _runs_low(one, judged))
     first = set[tuple[str, str]]()  # (node, format) at which Inf or NaN begins
     for fmt in formats:
@@ -132,7 +134,7 @@ def findings_of(
     before = measured.first if later else None
     shown = frozenset[tuple[str, str]]()
     if before is not None:
-        of_first = apply_rules(capture.first, gather(capture.first, before.ranges))
+        of_first = apply_rules(capture.first, gather(capture.first, before.ranges, gradients=gradients))
         shown = frozenset((one.rule, one.node) for one in of_first)
     return with_batches(caused, capture, graph.verdicts, shown)
 

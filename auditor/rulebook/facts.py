@@ -60,6 +60,12 @@ class NodeFacts:
     )
     fp32_origin: str | None = _fact("", "where the FP32 inputs among `mixed_where`'s dtypes were made, with the line")
     dtype_fix: str | None = _fact("", "change of one line after which the operation gets one dtype")
+    unrounded: str | None = _fact(
+        "", "operation that torch.compile computes again without rounding, where its values meet their rounded extreme"
+    )
+    unrounded_where: str | None = _fact(
+        "", "in words, whether `unrounded` applies under autocast, with cast weights, or both"
+    )
     autocast_off: bool = _fact("", "whether the user's code disables autocast for the operation")
     autocast: str = _fact("", "effect of CUDA autocast: lower, fp32, fp32_unless_dtype, promote, banned, none")
 

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from torch import fx
+
 from ..artefact.strategies import strategy_of
+from ..capture.paths import reach
 from ..numerics.formats import label
 from ..records import Capture, Finding
 from .findings import described, finding_of
@@ -20,6 +23,8 @@ Failed = Mapping[tuple[str, str], str]
 
 _MIXED, _FAILED = "dtypes", "RUN001"
 """The family of rules about operations that raise since their inputs have two dtypes; the rule about other errors."""
+_MOST_FIXES, _MOST_LINES = 2, 3
+"""Maximum numbers of further fixes and lines that a finding on mixed dtypes names."""
 _RAISED_AT = re.compile(r"\((\S[^()]*:\d+)\)$")
 _STRATEGIES = {words: where for where, words in WORDS.items() if words}
 
@@ -30,7 +35,8 @@ def judge_failures(
     """The findings, where those on mixed dtypes are compared with the runs, and one for each other line that raised.
 
     A finding on mixed dtypes is confirmed if a run raised there, and dropped if every run passed its operation. If
-    runs raised before its operation, it is a warning, unless the fix of a confirmed finding repairs it too.
+    runs raised before its operation, it is a warning, unless the fix of a confirmed finding repairs it too. Findings on
+    FP32 values of one origin become one.
     """
     families = {rule.code: rule.family for rule in rules}
     order = {name: index for index, name in enumerate(capture.nodes)}
@@ -49,7 +55,74 @@ def judge_failures(
         for (strategy, fmt), said in failed.items()
         if raised[strategy, fmt] not in {one.node for one in mixed} and (_line_of(said), fmt) not in known
     }
-    return (*rest, *kept, *_failures(unknown, capture, rules))
+    return (*rest, *_merge_by_origin(kept, capture), *_failures(unknown, capture, rules))
+
+
+def _merge_by_origin(mixed: Sequence[Finding], capture: Capture) -> list[Finding]:
+    """One finding for each origin of FP32 values, on the first operation that raises. It counts the other operations,
+    and gives the fixes of other lines that read these values before another operation of the findings does."""
+    before = _operations_before(mixed, capture)
+    groups = dict[str, list[Finding]]()
+    group_of = dict[str, str]()
+    for finding in mixed:  # in graph order
+        earlier = before[finding.node]
+        origin = str(finding.evidence["fp32_origin"]) if not earlier else group_of[earlier]
+        group_of[finding.node] = origin
+        groups.setdefault(origin, []).append(finding)
+    result = list[Finding]()
+    for group in groups.values():
+        first, *others = sorted(group, key=lambda each: not each.agrees)  # a confirmed one first
+        same = [each for each in others if _runs_of(each) <= _runs_of(first)]
+        own_fixes = [str(each.evidence["dtype_fix"]) for each in same if not before[each.node]]
+        result += [_with_places(first, same, own_fixes), *(each for each in others if each not in same)]
+    return result
+
+
+def _runs_of(finding: Finding) -> set[tuple[str, str]]:
+    return {(fmt, strategy) for fmt, strategies in finding.met.items() for strategy in strategies}
+
+
+def _with_places(first: Finding, others: Sequence[Finding], own_fixes: Sequence[str]) -> Finding:
+    """The finding with the number of other operations that raise for the same reason, and the fixes of their lines."""
+    if not others:
+        return first
+    fixes = [fix for fix in dict.fromkeys(own_fixes) if fix != first.evidence["dtype_fix"]]
+    added = fixes[:_MOST_FIXES]
+    if len(fixes) > len(added):
+        added.append(f"{len(fixes) - len(added)} more lines alike")
+    lines = list(dict.fromkeys(each.source for each in others if each.source))
+    named = ", ".join(lines[:_MOST_LINES])
+    more = ", ..." if len(lines) > _MOST_LINES else ""
+    count = f"{len(others)} more operations raise" if len(others) > 1 else "1 more operation raises"
+    message = ", and ".join([first.message, *added]) + f". For the same reason {count} ({named}{more})"
+    return replace(first, message=message)
+
+
+def _operations_before(mixed: Sequence[Finding], capture: Capture) -> dict[str, str]:
+    """{operation that raises: another such operation, from which alone its FP32 values come; "" if it reads values of
+    its origin's lines otherwise}."""
+    graph = {node.name: node for node in capture.graph_module.graph.nodes}
+    members = {finding.node for finding in mixed}
+
+    def inputs_of(node: fx.Node) -> list[fx.Node]:
+        return [] if node.name in members else node.all_input_nodes
+
+    result = dict[str, str]()
+    for finding in mixed:
+        upstream = {node.name for node in reach(graph[finding.node].all_input_nodes, inputs_of)}
+        earlier = [name for name in graph if name in upstream & members]
+        made = str(finding.evidence["fp32_origin"])
+        reads_origin = any(_made_at(capture, name) in made for name in upstream if _made_at(capture, name))
+        result[finding.node] = "" if reads_origin or not earlier else earlier[0]
+    return result
+
+
+def _made_at(capture: Capture, name: str) -> str:
+    """The source line at which an operation, or a constant of the model, makes its value; "" if unknown."""
+    if name in capture.nodes:
+        return capture.nodes[name].source or ""
+    made = next((place.made for place in capture.placeholders if place.name == name), None)
+    return (made.source or "") if made is not None else ""
 
 
 def _line_of(said: str) -> str | None:

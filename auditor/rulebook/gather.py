@@ -20,6 +20,7 @@ from ..numerics.schemes import SCHEMES
 from ..records import Capture, Magnitudes, Verdict
 from ..records.quantization import QuantizedLayer
 from . import values
+from .compiled import Recomputed, unrounded_comparisons
 from .counts import facts_of_counts
 from .dimensions import gemm, reduction_length, sequence_length
 from .facts import NodeFacts
@@ -37,11 +38,13 @@ def gather(
     ranges: Mapping[str, Magnitudes],
     verdicts: Mapping[str, Mapping[str, Verdict]] = MappingProxyType({}),
     layers: Mapping[str, Mapping[str, QuantizedLayer]] = MappingProxyType({}),
+    gradients: Recomputed = MappingProxyType({}),
 ) -> dict[str, NodeFacts]:
     """Facts of every operation, keyed by node name, in graph order.
 
     ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format or scheme: Verdict}};
-    layers: {node: {scheme: QuantizedLayer}}. Facts that need a missing entry are None.
+    layers: {node: {scheme: QuantizedLayer}}; gradients: see `unrounded_gradients`. Facts that need a missing entry are
+    None.
     """
     stands = positions(capture)
     uses = Uses(capture)
@@ -49,6 +52,7 @@ def gather(
     runs = values.additions(capture, ranges)
     in_phases = values.phases(capture)
     kinds = {item.name: item.kind for item in capture.placeholders}
+    recomputed = {**gradients, **unrounded_comparisons(capture, ranges, uses.under)}
 
     def facts(node: fx.Node) -> NodeFacts:
         name = node.name
@@ -78,6 +82,7 @@ def gather(
             casts_up_input=uses.casts_up_input(node),
             low_where=uses.where(node),
             **uses.mixed.get(name, {}),
+            **_recomputed(recomputed.get(name, {})),
             autocast_off=record.region is not None and not record.region.enabled,
             autocast="none" if record.in_place else row.autocast,
             additions=runs[node].length,
@@ -111,6 +116,14 @@ def _sizes(
         "headroom_bits": {fmt: values.headroom_bits(output, FORMATS[fmt]) for fmt in narrower()},
         "verdict": {fmt: one.verdict for fmt, one in verdicts.items()},
         "reason": {fmt: one.reason for fmt, one in verdicts.items()},
+    }
+
+
+def _recomputed(makers: Mapping[str, str]) -> dict[str, Any]:
+    """Facts about a value that is computed again without rounding. makers: {strategy: the operation that rounds it}."""
+    return {
+        "unrounded": next(iter(makers.values()), None),
+        "unrounded_where": WORDS["autocast" in makers, "cast" in makers],
     }
 
 
@@ -205,6 +218,7 @@ def describe_mixtures(
 class Uses:
     """The dtypes of a capture with everything in low precision, under autocast and with cast weights. upcasts:
     operations that the user's code runs in FP32. mixed: {operation that gets two dtypes and raises: facts about it}.
+    under: {strategy: predicted dtypes}.
 
     An operation that autocast lowers, such as a product, passes on no FP32 dtype, unless the code disables autocast.
     """
@@ -214,6 +228,7 @@ class Uses:
         fmt = next(formats, "bf16")
         policies = [Policy(capture, strategy, plain(fmt), fmt) for strategy in ("autocast", "cast")]
         self._under, self._cast = map(resolve, policies)
+        self.under = {"autocast": self._under, "cast": self._cast}
         found = [find_mixtures(policy, used) for policy, used in zip(policies, (self._under, self._cast), strict=True)]
         self.mixed = describe_mixtures(capture, *found)
         self.upcasts = frozenset(

@@ -42,14 +42,14 @@ class Describer:
         if name in self._capture.nodes:
             node = self._capture.nodes[name]
             kind = "the cast to FP32" if row_of(self._graph[name]).cast else f"`{row_of(self._graph[name]).name}`"
-            return f"{kind}{_in_line(node.source)}"
+            return f"{kind}{in_line(node.source)}"
         place = self._places[name]
         if place.kind != "constant" or place.made is None:
             return f"the {place.kind} `{place.fqn or place.argument or name}`"
         if place.made.kind in ("attribute", "container"):
-            return f"the attribute `{place.made.name}`{_in_line(place.made.source)}, which is no buffer"
+            return f"the attribute `{place.made.name}`{in_line(place.made.source)}, which is no buffer"
         return (
-            f"`{place.made.name}`{_in_line(place.made.source)}"
+            f"`{place.made.name}`{in_line(place.made.source)}"
             if place.made.name
             else f"the tensor made{_at(place.made.source)}"
         )
@@ -101,10 +101,18 @@ class Describer:
             return None  # computed, or converted from a low-precision value on purpose
         if any(row_of(each).name in _POSITIONS for each in reach(read, lambda each: each.all_input_nodes)):
             return None  # positions may be too large for low precision
+        if self._becomes_a_phase(graph_node, self._graph[reader.name]):
+            return None  # angles lose whole turns in low precision
         tensor = beside if node.owner == reader.owner and node.source_path == reader.source_path else "x"
         if is_cast:
             return f"`.to({tensor}.dtype)` instead of the cast to FP32", node.source
         return f"`dtype={tensor}.dtype`", node.source
+
+    def _becomes_a_phase(self, origin: fx.Node, reader: fx.Node) -> bool:
+        """Whether a sine or cosine lies between the FP32 values and the operation that raises."""
+        before = set(reach([reader], lambda each: each.all_input_nodes))
+        after = reach([origin], lambda each: [user for user in each.users if user in before])
+        return any(row_of(each).wave for each in after)
 
 
 def _change_of_constant(place: Placeholder) -> tuple[str, str | None] | None:
@@ -140,7 +148,7 @@ def _tensors(value: Any) -> list[fx.Node]:
     return result
 
 
-def _in_line(source: str | None) -> str:
+def in_line(source: str | None) -> str:
     return f" ({source})" if source else ""
 
 

@@ -16,7 +16,7 @@ from ..criteria.criterion import name_of
 from ..errors import LoadError, let_through
 from ..isolation import in_training, isolate
 from ..loading import load
-from ..loading.inputs import NoNames, as_batches, reject_iterators
+from ..loading.inputs import LABELS, NoNames, as_batches, reject_iterators
 from ..loading.state import upcast_model
 from ..loading.subject import from_object
 from ..loading.target import Target, blame, call, named_in, parse
@@ -135,6 +135,12 @@ def _split_one(
         accepted = inspect.signature(model.forward).parameters
         own = {key: value for key, value in kwargs.items() if key not in names or key in accepted}
         return (args, own), ((), {name: kwargs[name] for name in names})
+    if not args and len(names) == 1:  # the labels have another name than the loss's argument
+        accepted = inspect.signature(model.forward).parameters
+        labels = [name for name in LABELS if name in kwargs and name not in accepted]
+        if len(labels) == 1:
+            own = {key: value for key, value in kwargs.items() if key not in labels}
+            return (args, own), ((kwargs[labels[0]],), {})
     count = len(names)
     if len(args) - count < (0 if kwargs else 1):
         raise LoadError(

@@ -14,7 +14,7 @@ from ..errors import LoadError
 from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..isolation import in_training
-from ..numerics.entries import over_tensors, tensors_in
+from ..numerics.entries import is_plain, over_tensors, tensors_in
 from ..numerics.formats import FORMATS, label
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
 from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
@@ -27,6 +27,7 @@ from ..records.training import (
     ParameterGradients,
     Training,
 )
+from ..rulebook.compiled import Recomputed, unrounded_gradients
 from ..rulebook.verdicts import backward_reasons
 from ..stages import tick
 from .advice import advice_of
@@ -66,6 +67,15 @@ class MeasuredStep:
     nodes: tuple[BackwardNode, ...]
     attribution: str | None
     losses: list[float] = field(default_factory=list)
+
+    def changed_by_compiler(self, captured: Capture) -> Recomputed:
+        """Operations of the audited graph whose gradients torch.compile may turn NaN, see `unrounded_gradients`."""
+
+        def range_of(name: str) -> Magnitudes | None:
+            tensors = [x for x in tensors_in(self.first.env.get(name)) if x.is_floating_point() and is_plain(x)]
+            return magnitudes_of(tensors[0]) if tensors else None
+
+        return unrounded_gradients(captured, self.capture, self.first.gradients.keys(), range_of, self.formats[0])
 
 
 def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredStep:

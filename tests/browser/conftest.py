@@ -2,7 +2,7 @@
 
 import pytest
 
-from auditor.report.reporters import html
+from auditor.reporters import html
 from tests.browser.devtools import browser
 from tests.unit.report.factory import AUDITS as KINDS
 from tests.unit.report.factory import make_audit, with_reasons

@@ -8,7 +8,7 @@ import pytest
 
 from auditor.document.compare import compare
 from auditor.report import diff
-from auditor.report.reporters import html
+from auditor.reporters import html
 from tests.unit.report.factory import make_audit
 
 SPEC = importlib.util.find_spec("axe_playwright_python")

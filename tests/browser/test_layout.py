@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from auditor.features.rehearsal.page import render
 from auditor.records import FlaggedRegion, Verdict
 from auditor.records.generation import Generation, PartShare, StoredCache, TokenComparison
 from auditor.records.quantization import QuantizedLayer, QuantizedPlan
-from auditor.report.rehearsal import render
-from auditor.report.reporters import html
+from auditor.reporters import html
 from tests.browser.conftest import AUDITS, OVERFLOW
-from tests.rehearsal.test_page import made
+from tests.features.rehearsal.test_page import made
 from tests.unit.report.factory import make_audit, with_reasons
 
 pytestmark = pytest.mark.browser

@@ -10,7 +10,7 @@ from torch import nn
 import auditor
 from auditor import cli
 from auditor.records import Audit
-from auditor.report.reporters import REPORTERS
+from auditor.reporters import REPORTERS
 
 FORMATS = ("text", "json", "github", "sarif", "md", "html")
 NAMES = (

@@ -15,7 +15,7 @@ from auditor.errors import AuditorError
 from tests.files.test_strangers import CODE, RUN, folder, hook
 from tests.support.documents import at, places
 
-FILE = Path(auditor.__file__).parents[1] / "rules/boundary/BND001-low-precision-first-layer.toml"
+FILE = Path(auditor.__file__).parents[1] / "rules/softmax/SFT001-softmax-in-low-precision.toml"
 EVIL = (
     CODE,
     "{op.__class__.__init__.__globals__}",
@@ -57,7 +57,7 @@ def tampered(rule: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 def written(rule: dict[str, Any], folder: Path) -> Path:
     """The rule under another code, so that it stands beside the one that ships, which all of it comes from."""
-    file = folder / "own" / "evil" / "EVL001-low-precision-first-layer.toml"
+    file = folder / "own" / "evil" / "EVL001-softmax-in-low-precision.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{json.dumps(key)} = {toml(value)}\n" for key, value in rule.items()))
     return folder / "own"
@@ -70,7 +70,7 @@ def rule() -> dict[str, Any]:
 
 def audited(rules: Path) -> str:
     """What an audit with these rules is refused with; their findings where it is not."""
-    model, x = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()), torch.ones(1, 2)
+    model, x = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Softmax(-1)), torch.ones(1, 2)
     try:
         found = auditor.audit(model, x, formats=("fp16",), strategies=("cast",), device="cpu", rules=rules)
     except AuditorError as error:
@@ -80,7 +80,7 @@ def audited(rules: Path) -> str:
 
 @pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 300), marks=pytest.mark.slow)], ids=["few", "all"])
 def test_tampered_rules(seeds: range, rule: dict[str, Any], folder: Path) -> None:
-    assert audited(written(rule, folder)).startswith("the first layer with weights")
+    assert audited(written(rule, folder)).startswith("PyTorch's own softmax")
     ends = []
     for seed in seeds:
         spoilt = tampered(rule, random.Random(seed))

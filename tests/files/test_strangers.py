@@ -26,7 +26,7 @@ import auditor
 from auditor import cli
 from auditor.document.codec import digest
 from auditor.errors import AuditorError
-from auditor.report.reporters import REPORTERS
+from auditor.reporters import REPORTERS
 from tests.support.documents import at, places
 from tests.support.template import STANDS_IN
 from tests.unit.report.factory import make_audit

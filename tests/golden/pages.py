@@ -20,7 +20,7 @@ from auditor.records import (
     Today,
     Verification,
 )
-from auditor.report.reporters import github, html, markdown, sarif, text
+from auditor.reporters import github, html, markdown, sarif, text
 from tests.unit.report.factory import make_audit
 
 FOLDER = Path(__file__).parent / "files"

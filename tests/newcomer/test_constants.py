@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import auditor
 from auditor.records.audit import Audit
 from auditor.report.origins import cause
-from auditor.report.reporters import text
 from auditor.report.view import ReportView
+from auditor.reporters import text
 from tests.support.capturing import Function
 from tests.support.replaying import Model
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import Audit, cli
-from auditor.report.reporters import html, markdown, text
+from auditor.reporters import html, markdown, text
 from tests.files.test_strangers import run
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal

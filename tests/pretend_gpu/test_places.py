@@ -28,7 +28,7 @@ from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.numerics.metrics import output_error
 from auditor.numerics.nodes import operation_of
 from auditor.numerics.operations import operation
-from auditor.report.reporters import text as render
+from auditor.reporters import text as render
 from auditor.resources import table
 from auditor.settings import Settings
 from auditor.verify import artefact

@@ -9,7 +9,6 @@ import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus.traps import gelu_by_hand
 from tests.rules.cases import case, module, raised, ramp
 
 
@@ -97,7 +96,6 @@ ACTIVATIONS = (
     # 300 * 301 = 90300 > 65504, and a gated product by its form
     case("large product", lambda x, y: x * y, ONES * 300, ONES * 301, ACT002="mul", silent="ACT003"),
     case("gate, large", lambda x, y: F.silu(x) * y, ONES * 300, ONES * 301, ACT003="mul", silent="ACT002"),
-    case("tanh GELU", gelu_by_hand, ramp(2, 4), ACT004="mul_3"),
     # 4 * 5000 = 20000 and 30000: 1.7 and 1.1 doublings left
     module("near layer", weighted(nn.Linear(4, 4, False), 5000.0), ONES, ACT005="linear", silent="ACT002"),
     module("near convolution", weighted(nn.Conv1d(1, 1, 1, bias=False), 30000.0), torch.ones(1, 1, 4), ACT005="conv1d"),
@@ -174,11 +172,9 @@ SYSTEMS = (
         lambda x: functional.reduce_scatter_tensor(x.exp(), "avg", 0, dist.group.WORLD),
         ramp(2, 4),
         COL001="reduce_scatter_tensor",
-        silent="COL002",
     ),
     case("maximum", lambda x: functional.all_reduce(x, "max", dist.group.WORLD), ramp(2, 4), silent="COL001"),
-    case("all gather", gathered, ramp(2, 4), COL002="all_gather_into_tensor", silent="COL001"),
-    case("all gather, upcast", raised(gathered), ramp(2, 4), silent="COL002"),
+    case("all gather", gathered, ramp(2, 4), silent="COL001"),
     case("log of complement", log_complement(1 - 1e-06), ramp(2, 4), TRN001="clamp"),
     case("log of complement, 1e-3", log_complement(1 - 0.001), ramp(2, 4), TRN004="clamp", silent="TRN001"),
     case("log of complement, wide", log_complement(0.98), ramp(2, 4), silent="TRN001 TRN004"),

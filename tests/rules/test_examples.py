@@ -40,7 +40,7 @@ GROUPS = {
     "others": [
         rule
         for rule in RULES
-        if rule.family not in (*APART, "measured", "settings", "casts", "quantization", "inputs", "runs")
+        if rule.family not in (*APART, "measured", "settings", "casts", "quantization", "inputs", "runs", "compiled")
     ],
 }
 

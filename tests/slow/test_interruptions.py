@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -66,15 +67,28 @@ COMMANDS: Mapping[str, tuple[float, tuple[str, ...]]] = {
 """{what is interrupted: (latest moment in seconds, words of the command)}."""
 
 
-def start(name: str, folder: Path, root: Path) -> subprocess.Popen[bytes]:
-    """The command, in a process group of its own, as a shell starts it."""
+@contextmanager
+def started(name: str, folder: Path, root: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, in a process group of its own, as a shell starts it: Ctrl-C reaches it, also if the tests themselves run
+    in the background, where it is ignored. Nothing is left of it at the end."""
     for file, text in FILES.items():
         (folder / file).write_text(text)
     (folder / "tmp").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "auditor", *COMMANDS[name][1]]
     piped = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **piped)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what ignores a signal starts what ignores it
+    try:
+        process = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **piped)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        yield process
+    finally:
+        for left in {process.pid, *mine(folder / "tmp")}:
+            with suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
+        process.wait()
 
 
 def moments(kind: str) -> list[tuple[str, float, int]]:
@@ -100,11 +114,11 @@ def left_after(folder: Path, seconds: float) -> list[int]:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.parametrize(("name", "after", "number"), moments("kill"))
 def test_nothing_outlives_a_killed_command(name: str, after: float, number: int, tmp_path: Path, root: Path) -> None:
-    process = start(name, tmp_path, root)
-    time.sleep(after)
-    process.kill()
-    process.communicate()
-    assert left_after(tmp_path, AT_MOST) == []
+    with started(name, tmp_path, root) as process:
+        time.sleep(after)
+        process.kill()
+        process.communicate()
+        assert left_after(tmp_path, AT_MOST) == []
 
 
 @pytest.mark.slow
@@ -112,22 +126,22 @@ def test_nothing_outlives_a_killed_command(name: str, after: float, number: int,
 @pytest.mark.parametrize(("name", "after", "number"), moments("ctrl-c"))
 def test_ctrl_c_ends_a_command_in_one_line(name: str, after: float, number: int, tmp_path: Path, root: Path) -> None:
     """Every second moment has a second Ctrl-C after a tenth of a second."""
-    process = start(name, tmp_path, root)
-    time.sleep(after)
-    if process.poll() is not None:
-        assert process.returncode == 0, process.communicate()[1].decode()
-        return
-    began = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
-    if number % 2 and left_after(tmp_path, 0.1):
+    with started(name, tmp_path, root) as process:
+        time.sleep(after)
+        if process.poll() is not None:
+            assert process.returncode == 0, process.communicate()[1].decode()
+            return
+        began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-    errors = process.communicate(timeout=60)[1].decode()
-    took = time.monotonic() - began
-    if process.returncode == -signal.SIGINT and str(root / "auditor") not in errors:
-        return  # Python itself was starting
-    assert process.returncode == 130, errors
-    assert errors.count("interrupted") == 1, errors
-    assert errors.rstrip().endswith("interrupted")
-    assert "Traceback" not in errors
-    assert took < AT_MOST
-    assert left_after(tmp_path, AT_MOST) == []
+        if number % 2 and left_after(tmp_path, 0.1):
+            os.killpg(process.pid, signal.SIGINT)
+        errors = process.communicate(timeout=60)[1].decode()
+        took = time.monotonic() - began
+        if process.returncode == -signal.SIGINT and str(root / "auditor") not in errors:
+            return  # Python itself was starting
+        assert process.returncode == 130, errors
+        assert errors.count("interrupted") == 1, errors
+        assert errors.rstrip().endswith("interrupted")
+        assert "Traceback" not in errors
+        assert took < AT_MOST
+        assert left_after(tmp_path, AT_MOST) == []

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from auditor.asked import validate
 from auditor.capture.several import record_paths
 from auditor.criteria.budget import budget_of
+from auditor.features.quantization.choices import Choice, bits_of
+from auditor.features.quantization.search import QuantizedPlans
 from auditor.isolation import isolate
 from auditor.isolation.process import ieee
 from auditor.loading import from_object
@@ -18,9 +20,7 @@ from auditor.measure.calibrate import calibrate_paths
 from auditor.measure.noise import noise_of
 from auditor.measure.quantized import fits, layers_of
 from auditor.measure.rerun import OutputMetric
-from auditor.plan.choices import Choice, bits_of
 from auditor.plan.context import MeasuredModel, PlanningContext, in_unit
-from auditor.plan.quantized import QuantizedPlans
 from auditor.records.quantization import MIXED, QuantizedPlan
 from auditor.rulebook.verdicts import judge
 from auditor.settings import Settings

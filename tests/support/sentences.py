@@ -7,7 +7,7 @@ import re
 
 from auditor.plan.recommend import outcome
 from auditor.records import Audit
-from auditor.report.reporters import REPORTERS
+from auditor.reporters import REPORTERS
 
 FORBIDDEN = ("keep the model in fp32", "train in fp32")
 REACHABLE = re.compile(r"smallest reachable error is ([0-9.e+-]*[0-9])")

@@ -10,13 +10,14 @@ import networkx as nx
 PACKAGE = Path(__file__).resolve().parents[2] / "auditor"
 
 BANDS: dict[str, tuple[str, ...]] = {
-    "ground": ("errors", "resources", "stages", "processes"),
+    "ground": ("errors", "resources", "stages", "processes", "facade"),
     "nouns": ("records", "numerics", "offload"),
     "engine": ("isolation", "emulation", "capture", "loading", "criteria", "artefact", "execution"),
     "evidence": ("measure", "rulebook"),
-    "plans": ("score", "settings", "verify", "plan", "generation", "graphs", "training", "rehearsal"),
-    "telling": ("document", "snippets", "report", "features"),
-    "entry": ("asked", "progress", "flow", "results", "api", "fleet", "cli"),
+    "plans": ("score", "settings", "verify", "plan", "training"),
+    "telling": ("document", "snippets", "report"),
+    "features": ("asked", "progress", "command", "features"),
+    "entry": ("reporters", "flow", "results", "api", "fleet", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor import reporters
 from auditor.emulation.emulate import _emulating
 from auditor.errors import AuditorError
 from auditor.records import ScopeChoice
-from auditor.report import reporters
 from auditor.results import Plan
 from auditor.settings import Settings
 from tests.support.subjects import normal

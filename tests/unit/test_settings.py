@@ -163,7 +163,7 @@ def test_mistakes_are_named(tmp_path, text, words, selection):
 CHOICES = """[tool.auditor]
 max-error = 0.5
 select = ["NRM", "SFT001"]
-ignore = ["NRM004"]
+ignore = ["NRM003"]
 
 [[tool.auditor.per-module-ignores]]
 module = "blocks.*.norm"
@@ -178,7 +178,7 @@ def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path, selection):
     found = selection(tmp_path / "deep")
     assert found.select == ("NRM", "SFT001")
     assert found.ignores == (
-        Ignore("NRM004", source="pyproject.toml:4"),
+        Ignore("NRM003", source="pyproject.toml:4"),
         Ignore("NRM001", "blocks.*.norm", "its input is normalized before", "pyproject.toml:7"),
     )
     assert command_of({}, Command).max_error == 0.5

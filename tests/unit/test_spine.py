@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import flow
+from auditor.features.quantization import stage as schemes
 from auditor.plan import plans as planning
 from auditor.records import Audit, Finding
 from auditor.training import recommend as training_recommend
@@ -130,13 +131,13 @@ def unrated(finding: Finding) -> Finding:
 def test_plans_of_schemes_reach_the_audit_as_their_stage_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage knows the model as the audit describes it, with its shared modules and tied weights."""
     calls: list[tuple[Any, Any]] = []
-    stage = flow.measure_code
+    stage = schemes.measure_code
 
     def noted(plans: Any, measured: Any, context: Any) -> Any:
         calls.append((measured, stage(plans, measured, context)))
         return calls[-1][1]
 
-    monkeypatch.setattr(flow, "measure_code", noted)
+    monkeypatch.setattr(schemes, "measure_code", noted)
     torch.manual_seed(0)
     shared = nn.Linear(64, 64)
     tied = nn.Linear(64, 64)

@@ -18,7 +18,7 @@ from ...emulation.regions import Region
 from ...isolation.tensors import plain_torch
 from ...numerics.entries import all_finite, entries, is_number, tensors_in
 from ...numerics.formats import is_low
-from ...training.blame import NO_PASS, Trail
+from ...training.blame import NO_PASS, Trail, describe_operation
 
 DIVISIONS = ("div", "true_divide", "reciprocal", "rsqrt", "remainder", "fmod")
 LOGARITHMS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "digamma", "lgamma")
@@ -54,14 +54,14 @@ class OriginTrail(Trail):
     pass, usually the loss's. flushed: operations whose gradients underflow, in order. causes: {operation: cause}.
     """
 
-    def __init__(self, module: Callable[[], str], tell: Callable[..., object]) -> None:
-        super().__init__(module, tell)
+    def __init__(self, module: Callable[[], str], outermost: CodeType, given: Callable[[torch.Tensor], str]) -> None:
+        super().__init__(module, outermost, given)
         self.nan: Origin | None = None
         self.last: Origin | None = None
         self.backward: Origin | None = None
         self.flushed: list[tuple[str, str]] = []
         self.causes: dict[str, str] = {}
-        self._origins: dict[int, tuple[torch.Tensor, Origin]] = {}  # by tensor, which is kept so that ids stay unique
+        self._known: dict[int, tuple[torch.Tensor, Origin]] = {}  # by tensor, which is kept so that ids stay unique
         self._watched: set[Any] = set()  # autograd nodes
         self._functions: dict[CodeType, str] = {}  # the backward of each autograd.Function, and its name
         self._by_hand: Origin | None = None  # the first operation of such a backward that breaks
@@ -95,10 +95,10 @@ class OriginTrail(Trail):
         broken = [x for x in tensors_in(result) if is_number(x) and not all_finite(x)]
         if not broken:
             return
-        written = {id(x) for x in tensors_in(result)} - self._origins.keys()  # an argument that is written in place
+        written = {id(x) for x in tensors_in(result)} - self._known.keys()  # an argument that is written in place
         inputs = [x for x in tensors_in((args, kwargs)) if is_number(x) and id(x) not in written]
         inherited = self._inherited(inputs)
-        words, module = self._describe(op)
+        words, module = describe_operation(op, self._module(), self._outermost)
         has_nan = any(bool(entries(x).isnan().any()) for x in broken)
         origin = inherited
         if inherited is None or (inherited.is_meant and has_nan):
@@ -107,7 +107,7 @@ class OriginTrail(Trail):
         assert origin is not None
         self.causes.setdefault(words, _cause(op, args, inputs, broken))
         for x in broken:
-            self._origins[id(x)] = x, origin
+            self._known[id(x)] = x, origin
         if not origin.is_meant:
             self.last = origin
             if has_nan and self.nan is None:
@@ -115,7 +115,7 @@ class OriginTrail(Trail):
 
     def _inherited(self, inputs: list[torch.Tensor]) -> Origin | None:
         """The origin of Inf or NaN in the arguments; of one that the user's code does not mean, if there is one."""
-        known = [self._origins[id(x)][1] for x in inputs if id(x) in self._origins and not all_finite(x)]
+        known = [self._known[id(x)][1] for x in inputs if id(x) in self._known and not all_finite(x)]
         return next((one for one in known if not one.is_meant), known[0] if known else None)
 
     def _watch_backward(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -126,12 +126,12 @@ class OriginTrail(Trail):
         nodes = [x.grad_fn for x in tensors_in(result) if x.grad_fn is not None and x.grad_fn not in ends]
         if not nodes:
             return
-        words, module = self._describe(op)
+        words, module = describe_operation(op, self._module(), self._outermost)
         name = getattr(op, "_opname", str(op))
         seen = set(nodes)
         for node in nodes:  # grows
             self._watched.add(node)
-            node.register_hook(partial(self._hear_node, node, name, words, module))
+            node.register_hook(partial(self._hear_result, node, name, words, module))
             following = [one for one, _ in node.next_functions if one is not None]
             fresh = [one for one in following if one not in seen and one not in ends and "Accumulate" not in one.name()]
             if len(seen) < NODES:
@@ -147,9 +147,9 @@ class OriginTrail(Trail):
         if function is not None and code is not None:
             self._functions[code] = function.__name__
             words = f"{function.__name__} ({line_of(Place(code.co_filename, code.co_firstlineno))})"
-            node.register_hook(partial(self._hear_node, node, function.__name__, words, self._module()))
+            node.register_hook(partial(self._hear_result, node, function.__name__, words, self._module()))
 
-    def _hear_node(self, node: Any, name: str, words: str, module: str, inner: Any, outer: Any) -> None:
+    def _hear_result(self, node: Any, name: str, words: str, module: str, inner: Any, outer: Any) -> None:
         """A node has computed the gradients `inner` of its arguments from the gradients `outer` of its results."""
         with plain_torch():
             given = [x for x in outer if x is not None and is_number(x)]

@@ -12,8 +12,8 @@ from torch import nn
 from ...artefact.base import plan_table
 from ...errors import AuditorError, let_through
 from ...isolation.process import disable_compilers, swap_attribute
-from ...rehearsal.result import Recipe
 from ...training.step import LOSS
+from ..rehearsal.result import Recipe
 from .capsule import Capsule
 from .steps import CapsuleStep
 from .weights import load_weights

@@ -19,10 +19,10 @@ from ...errors import AuditorError, LoadError, let_through
 from ...numerics.entries import entries, is_number
 from ...numerics.formats import label
 from ...records import Progress
-from ...rehearsal.forked import call_forked
-from ...rehearsal.rehearse import problems_of, recipe_as_written
-from ...rehearsal.result import AS_WRITTEN, FP32, Recipe, RecipeProblem, RecipeRun, StepFinding
 from ...training.step import LOSS
+from ..rehearsal.forked import call_forked
+from ..rehearsal.rehearse import problems_of, recipe_as_written
+from ..rehearsal.result import AS_WRITTEN, FP32, Recipe, RecipeProblem, RecipeRun, StepFinding
 from . import capsule as files
 from .capsule import About, Capsule
 from .plan import plan_of
@@ -79,6 +79,7 @@ def replay(
         tell("replay", recipe.title, 0, 0)
         try:
             done: RecipeRun = call_forked(partial(session.run, recipe, 1))
+            session.explain(done)
             return done
         except AuditorError as error:
             let_through(error)

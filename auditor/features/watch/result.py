@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...rehearsal.result import StepFinding
+from ..rehearsal.result import StepFinding
 from .capsule import About, plain_exactly
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from ...isolation.members import without_wrappers
+from ...errors import AuditorError
 from ...isolation.process import swap_attribute
-from ...rehearsal.result import FP32
-from ...rehearsal.session import Session
-from ...rehearsal.trials import set_scales
-from ...training.blame import blame
-from ...training.step import LOSS
+from ...training.blame import BACKWARD, WEIGHT, NonFiniteTrace, blame
+from ..rehearsal.forked import call_forked
+from ..rehearsal.result import FP32
+from ..rehearsal.session import OUTERMOST, Search, Session
+from ..rehearsal.trials import set_scales
 from .capsule import Capsule
-from .origin import OriginTrail
+from .origin import Origin, OriginTrail
 from .steps import CapsuleStep
 
 CAUSE = "; cause: "
@@ -26,14 +29,26 @@ FLUSH = "underflow: gradients become zero"
 """The cause of gradients that become zero."""
 
 
+@dataclass(frozen=True)
+class Traced:
+    """What one run of the step shows. trace: its Inf and NaN; first: the origin to blame; backward: the first operation whose
+    gradients break; causes: {operation: why its result is not finite}; flushed: (operation, module) of gradients that
+    become zero."""
+
+    trace: NonFiniteTrace
+    first: Origin | None
+    backward: Origin | None
+    causes: Mapping[str, str]
+    flushed: tuple[tuple[str, str], ...]
+    has_finite_loss: bool
+
+
 class ReplaySession(Session):
     """The step of a capsule, with the user's model, optimizers and scalers in the capsule's state.
 
     scalers_of_capsule: the user's scalers in the order of the capsule's. finished: ids of optimizers that had updated
     their weights before the capsule was written, and do so no more.
     """
-
-    needs_finite_fp32 = False
 
     def __init__(self, step: CapsuleStep, capsule: Capsule, scalers: list[Any], finished: set[int]) -> None:
         self._capsule = capsule
@@ -59,50 +74,50 @@ class ReplaySession(Session):
         with swap_attribute(optimizer, "param_groups", groups):
             yield from super()._update(optimizer, args, kwargs)
 
-    def _search(self, batch: Any, restart: Callable[[], None], tell: object) -> tuple[str, str | None]:
+    def _search(self, search: Search, step: int, batch: Any) -> None:
         """The operation to blame, its cause, and its module, see `blame`. If FP32 fails too, the origin of its first NaN."""
-        names = {module: without_wrappers(path) for path, module in self.root.named_modules()}
-        trails = dict[bool, OriginTrail]()
-        losses = dict[bool, float]()
+        if step not in search.blamed:
+            return
+        with suppress(AuditorError):
+            low = call_forked(partial(self._trace_origins, batch, True))
+            fp32 = call_forked(partial(self._trace_origins, batch, False))
+            search.blamed[step] = _culprit_of(low, fp32)
 
-        def run(trail: OriginTrail, is_low: bool) -> None:
-            restart()
-            trails[is_low] = trail
-            if not is_low:
-                self._convert(FP32)
-            losses[is_low] = self._call_step(batch, trail)
-
-        def module_now() -> str:
-            return next((names[one] for one in reversed(self._calls) if one in names), LOSS)
-
-        words, module = blame(run, module_now, OriginTrail)
-        fp32 = trails[False].first(math.isfinite(losses[False]))
-        is_broken_in_fp32 = not math.isfinite(losses[False]) or trails[False].backward is not None
-        if fp32 is not None and is_broken_in_fp32:
-            return f"{fp32.words}{CAUSE}{fp32.cause}", fp32.module
-        low = trails[True]
-        if low.backward is not None and (not words or words.startswith(("the backward pass", "the weight's"))):
-            return f"{low.backward.words}{CAUSE}{low.backward.cause}", low.backward.module
-        return f"{words}{CAUSE}{low.causes.get(words, '')}" if words else "", module
+    def _trace_origins(self, batch: Any, is_low: bool, tell: object) -> Traced:
+        """Run the step in the recipe or in FP32; returns where its Inf, NaN and underflow come from."""
+        if not is_low:
+            self._convert(FP32)
+        trail = OriginTrail(self._module_now, OUTERMOST, self._name)
+        loss = self._call_step(batch, trail)
+        is_finite = math.isfinite(loss)
+        return Traced(
+            trace=trail.trace(self._loss_tensors, self._broken is None),
+            first=trail.first(is_finite),
+            backward=trail.backward,
+            causes=trail.causes,
+            flushed=tuple(trail.flushed),
+            has_finite_loss=is_finite,
+        )
 
     def search_underflow(self, tell: object) -> tuple[str, str | None]:
         """The first operation whose gradients become zero in the recipe as written, but not in FP32; ("", None) without
         one. Runs in the process of a recipe that was prepared."""
         ((_, batch),) = self._one_batch()
-        restart = self._save_state()
-        names = {module: without_wrappers(path) for path, module in self.root.named_modules()}
-        flushed = dict[bool, list[tuple[str, str]]]()
-
-        def run(trail: OriginTrail, is_low: bool) -> None:
-            restart()
-            if not is_low:
-                self._convert(FP32)
-            self._call_step(batch, trail)
-            flushed[is_low] = trail.flushed
-
-        blame(run, lambda: next((names[one] for one in reversed(self._calls) if one in names), LOSS), OriginTrail)
-        new = [one for one in flushed[True] if one not in flushed[False]]
+        low = call_forked(partial(self._trace_origins, batch, True))
+        fp32 = call_forked(partial(self._trace_origins, batch, False))
+        new = [one for one in low.flushed if one not in fp32.flushed]
         return (f"{new[0][0]}{CAUSE}{FLUSH}", new[0][1]) if new else ("", None)
+
+
+def _culprit_of(low: Traced, fp32: Traced) -> tuple[str, str | None]:
+    """The operation to blame with its cause, and its module; ("", None) without one."""
+    is_broken_in_fp32 = not fp32.has_finite_loss or fp32.backward is not None
+    if fp32.first is not None and is_broken_in_fp32:
+        return f"{fp32.first.words}{CAUSE}{fp32.first.cause}", fp32.first.module
+    words, module = blame(low.trace, fp32.trace)
+    if low.backward is not None and (not words or words.startswith((BACKWARD, WEIGHT))):
+        return f"{low.backward.words}{CAUSE}{low.backward.cause}", low.backward.module
+    return f"{words}{CAUSE}{low.causes.get(words, '')}" if words else "", module
 
 
 def zero_share(run: Any) -> dict[str, float]:

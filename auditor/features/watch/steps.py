@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from ...errors import LoadError
 from ...isolation.tensors import plain_torch
 from ...numerics.entries import over_tensors
-from ...rehearsal.loops import LightningStep, TrainerStep, as_step
 from ...training.step import own_loss
+from ..rehearsal.loops import LightningStep, TrainerStep, as_step
 from .capsule import Capsule
 from .draws import PlayDraws
 from .generators import own_generators, restore, restore_own

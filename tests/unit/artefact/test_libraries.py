@@ -26,7 +26,7 @@ from auditor.numerics.metrics import output_error
 from auditor.numerics.quantize import fake_quantize
 from auditor.numerics.schemes import SCHEMES
 from auditor.records.audit import Audit
-from auditor.report.reporters import html
+from auditor.reporters import html
 from auditor.snippets import snippet, snippets
 from tests.support.refusing import refused
 from tests.support.snippets import pasted

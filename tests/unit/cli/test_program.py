@@ -16,7 +16,7 @@ from auditor.errors import CaptureError
 from auditor.records import Audit, Environment
 from auditor.records.audit import FILES
 from auditor.records.folder import write
-from auditor.report.reporters import REPORTERS
+from auditor.reporters import REPORTERS
 from tests.unit.report.factory import make_audit
 
 MODEL = """
@@ -74,8 +74,8 @@ def stages(monkeypatch, reported) -> Stages:
     """The stand-in with reporters that say nothing, for as much of an audit as the command line touches."""
     reported.audit = None
     monkeypatch.setattr("auditor.results.Audit.of", lambda audit: audit)
-    monkeypatch.setattr("auditor.report.reporters.next_step", lambda audit, directory: "as is")
-    monkeypatch.setattr("auditor.report.reporters.text", lambda audit, **_: "rendered by text\n")
+    monkeypatch.setattr("auditor.reporters.next_step", lambda audit, directory: "as is")
+    monkeypatch.setattr("auditor.reporters.text", lambda audit, **_: "rendered by text\n")
     for name in set(REPORTERS) - {"json"}:
         monkeypatch.setitem(REPORTERS, name, lambda audit, name=name: f"rendered by {name}\n")
     return reported

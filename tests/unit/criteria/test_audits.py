@@ -14,8 +14,8 @@ import auditor
 from auditor.cli import main
 from auditor.errors import CallbackError
 from auditor.records import Audit
-from auditor.report.reporters import REPORTERS
 from auditor.report.view import ReportView
+from auditor.reporters import REPORTERS
 from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded

@@ -31,7 +31,7 @@ from auditor.document.reference import objects, with_tables
 from auditor.records import Audit, Environment, Finding, FlaggedRegion, NodeReport, Plan, Verification, Weight
 from auditor.records.training import Training
 from auditor.records.written import plain
-from auditor.report.reporters import REPORTERS
+from auditor.reporters import REPORTERS
 from auditor.results import load
 from tests.support.documents import records
 from tests.support.replaying import Model

@@ -15,9 +15,9 @@ from auditor.measure.decisions import measure_decisions
 from auditor.measure.rerun import PLAIN
 from auditor.records.decisions import Decisions
 from auditor.report.origins import decision_words
-from auditor.report.reporters import html, text
 from auditor.report.view import ReportView
 from auditor.report.words import percent, ratio
+from auditor.reporters import html, text
 from tests.support.replaying import Model, linear
 from tests.support.subjects import measurement_of, normal, seeded
 

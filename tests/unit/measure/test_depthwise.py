@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
 from auditor import audit
+from auditor.features.quantization.report import quantization_lines
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedLayer
-from auditor.report.quantization import quantization_lines
 from auditor.report.words import ratio
 from tests.support.subjects import normal
 

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
+from auditor.features.ledger.report import ledger_section
 from auditor.measure.products import FLAGS
 from auditor.numerics.accumulators import rounded_sum, truncated_sum
 from auditor.numerics.casting import round_to
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.metrics import relative_l2
 from auditor.report.blocks import Grid
-from auditor.report.ledger import ledger_section
 from tests.support.capturing import Function
 from tests.support.subjects import normal, seeded
 

@@ -6,7 +6,7 @@ from torch import nn
 import auditor
 from auditor.measure.inputs import input_ranges
 from auditor.records import InputRange
-from auditor.report.reporters import html, text
+from auditor.reporters import html, text
 
 
 class Reads(nn.Module):

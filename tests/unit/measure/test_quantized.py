@@ -17,7 +17,7 @@ from auditor.numerics.quantize import fake_quantize
 from auditor.numerics.schemes import SCHEMES
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedLayer
-from auditor.report.reporters import html, text
+from auditor.reporters import html, text
 from auditor.snippets import snippet
 from tests.support.quantizing import by_hand, change, fp8_alone
 from tests.support.replaying import Model

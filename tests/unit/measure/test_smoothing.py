@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor import audit
+from auditor.features.quantization.report import quantization_lines
 from auditor.measure.smoothing import ALPHAS
 from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedLayer
-from auditor.report.quantization import quantization_lines
 from tests.support.quantizing import by_hand, change
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded

@@ -15,7 +15,7 @@ from auditor.numerics.formats import FORMATS
 from auditor.records import NodeReport
 from auditor.records.audit import Audit
 from auditor.report import model_explorer
-from auditor.report.reporters import REPORTERS
+from auditor.reporters import REPORTERS
 from tests.support.capturing import Function
 from tests.support.formats import ieee_format, temporary_format
 from tests.support.refusing import refused

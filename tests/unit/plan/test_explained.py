@@ -39,7 +39,7 @@ def found() -> tuple[Plan, Problem, str]:
     bad = next(name for name, node in drawn_.capture.nodes.items() if node.owner == "2")
     problem = replace(drawn_, verdicts={**drawn_.verdicts, bad: Verdict("unsafe", "it overflows")})
     plan = as_plan(problem, problem.evaluate(("2", "3")))
-    rules = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, formats=("bf16",)))
+    rules = (finding("SFT001", bad), finding("ATT001", bad), finding("BND003", bad, formats=("bf16",)))
     return with_reasons(Foretold(problem, 0.5), plan, rules), problem, bad
 
 
@@ -47,7 +47,7 @@ def test_every_fp32_scope_says_why_and_what_lowering_it_would_save(found: tuple[
     plan, problem, bad = found
     (unsafe,), (other,) = plan.reasons_of("2"), plan.reasons_of("3")
     assert (unsafe.kind, unsafe.words) == ("unsafe", f"{bad} is unsafe, since it overflows")
-    assert (unsafe.rules, other.rules) == (("ATT001", "SFT001"), ())  # BND001 is about BF16
+    assert (unsafe.rules, other.rules) == (("ATT001", "SFT001"), ())  # BND003 is about BF16
     assert plan.reasons_of("") == ()
     both, one = problem.evaluate(("2", "3")), problem.evaluate(("3",))
     assert unsafe.saves == pytest.approx(max(1 - one.cost / both.cost, 0.0))  # of what is forbidden too
@@ -74,7 +74,7 @@ def test_all_low_is_what_its_own_run_says(holds: bool) -> None:
 def test_a_reason_of_no_gain_names_no_rules() -> None:
     problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(0, 0, True))
     problem = replace(problem, verdicts=dict.fromkeys(problem.verdicts, Verdict("sensitive", "")))
-    rules = [finding("BND002", name) for name in problem.capture.nodes]
+    rules = [finding("BND004", name) for name in problem.capture.nodes]
     space = Foretold(problem, 0.5)
     idle = [r for r in with_reasons(space, as_plan(problem, space.nothing), rules).reasons if r.kind == "no-gain"]
     assert idle and not any(reason.rules for reason in idle)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import auditor
 from auditor.records import Audit
 from auditor.report.findings import causes
-from auditor.report.reporters import html, text
 from auditor.report.view import ReportView
+from auditor.reporters import html, text
 
 
 class Blocks(nn.Module):

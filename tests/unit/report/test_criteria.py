@@ -17,8 +17,8 @@ from auditor.records.audit import Proposal
 from auditor.report.charts import depth_chart
 from auditor.report.findings import causes, causes_by_place
 from auditor.report.plans import criteria_lines, criterion_commands, limit_line, shown_value
-from auditor.report.reporters import html, text
 from auditor.report.view import ReportView, next_step
+from auditor.reporters import html, text
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 from tests.unit.report.factory import make_audit

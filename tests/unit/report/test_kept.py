@@ -17,7 +17,7 @@ from auditor.records import Dtypes, NodeReport, Reason, ScopeChoice
 from auditor.records.audit import Audit
 from auditor.report.kept import computed_in, dtype_label, explain_layer, islands, keep_alone, tally, why_raised
 from auditor.report.plans import snippets
-from auditor.report.reporters import text
+from auditor.reporters import text
 from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model
@@ -27,7 +27,7 @@ from tests.unit.report.factory import HOSTILE, make_audit
 SCATTERED = tuple(f"couplings.{i}.net.{j}" for i, j in itertools.product(range(5), (0, 2, 4)) if (i + j) % 3)
 
 
-def keeping(*paths, rules=("BND002",)):
+def keeping(*paths, rules=("BND004",)):
     """An audit whose recommended plan keeps these modules, for one reason."""
     audit = make_audit(60)
     plan = audit.plans["autocast_fp16"]
@@ -42,7 +42,7 @@ def keeping(*paths, rules=("BND002",)):
 
 def test_the_clause_comes_before_the_rules():
     (found,) = islands(keeping("head").plans["autocast_fp16"])
-    assert found == "head: running it in low precision saves no time (BND002)"
+    assert found == "head: running it in low precision saves no time (BND004)"
     for rules, line in ((("NRM001", "SFT001"), "head: NRM001, SFT001"), ((), "head")):
         wordless = replace(
             make_audit(6).plans["autocast_fp16"], reasons=(Reason("budget", "", ("head",), rules=rules),)

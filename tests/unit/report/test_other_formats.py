@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.records import Audit
-from auditor.report.reporters import text
+from auditor.reporters import text
 from tests.support.subjects import seeded
 
 

@@ -8,7 +8,7 @@ import torch
 import auditor
 from auditor.report.blocks import to_terminal
 from auditor.report.releases import untested_words
-from auditor.report.reporters import overview
+from auditor.reporters import overview
 from auditor.resources import table
 from tests.support.subjects import seeded
 

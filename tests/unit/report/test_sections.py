@@ -25,8 +25,8 @@ from auditor.report.blocks import WIDEST, WIDTH, Prose, to_terminal
 from auditor.report.charts import BINS, HEIGHT, depth_chart
 from auditor.report.diff import error, exceptions
 from auditor.report.plans import advice, score_headline, times
-from auditor.report.reporters import REPORTERS, html
 from auditor.report.view import NAMED, ReportView, noise
+from auditor.reporters import REPORTERS, html
 from tests.golden.pages import timed_and_scored
 from tests.unit.report.factory import make_audit
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from auditor.features.generation.report import generation_lines, generation_section
 from auditor.records import Verdict
 from auditor.records.generation import Generation, PartShare, TokenComparison
 from auditor.records.plan import MemoryUse
 from auditor.records.quantization import QuantizedPlan
-from auditor.report.generation import generation_lines, generation_section
-from auditor.report.reporters import LINES, text
 from auditor.report.view import ReportView
+from auditor.reporters import LINES, text
 from tests.unit.report.factory import make_audit
 
 

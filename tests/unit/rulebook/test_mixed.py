@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.records import Finding
 from auditor.report.annotations import sarif
-from auditor.report.reporters import text
+from auditor.reporters import text
 from auditor.rulebook.failures import judge_failures
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules

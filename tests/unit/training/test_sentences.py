@@ -12,9 +12,9 @@ from auditor.execution.policy import plain
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records import Audit, Capture
 from auditor.records.training import LossScale, ParameterGradients, Training
-from auditor.report.reporters import html, text
 from auditor.report.training import loop_code
 from auditor.report.view import ReportView
+from auditor.reporters import html, text
 from auditor.training import stage
 from auditor.training.recommend import format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of, scaler_code
 from auditor.training.stage import low_by_module, low_names, module_gradients

@@ -14,7 +14,7 @@ from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, underflow_share
 from auditor.training.objective import training_subject
 from auditor.training.stage import conclude, prepare
-from tests.rehearsal.cases import Gate, detour
+from tests.features.rehearsal.cases import Gate, detour
 from tests.support.refusing import refused
 from tests.support.replaying import Model
 from tests.unit.training.conftest import Trained, loss_fn, made

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from auditor.records import CriterionValue
 from auditor.report.blocks import code, escape
-from auditor.report.reporters import REPORTERS, github, html, markdown, text
+from auditor.reporters import REPORTERS, github, html, markdown, text
 from tests.unit.report.factory import make_audit
 
 COMMAND = re.compile(r"^::(error|warning|notice) file=[^:,]+,line=\d+,col=\d+,title=[^:,]+::.+$")

@@ -17,8 +17,8 @@ from auditor.records import Audit, Finding
 from auditor.report.annotations import place_of
 from auditor.report.findings import causes
 from auditor.report.model_explorer import graph
-from auditor.report.reporters import html, markdown, sarif, text
 from auditor.report.table import table
+from auditor.reporters import html, markdown, sarif, text
 from tests.unit.report.factory import make_audit
 
 

@@ -1,0 +1,1 @@
+"""What all commands share: the verb with its options, and standard output."""

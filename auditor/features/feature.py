@@ -1,0 +1,59 @@
+"""What a feature does during an audit: the hooks that an audit calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..execution.beside import UnderPlan
+from ..plan.context import PlanningContext, Scorer
+from ..plan.made import MadePlans
+from ..records import Plan, Subject
+from ..settings import Settings
+from ..stages import Stages
+from . import parts
+
+
+@dataclass(frozen=True)
+class Followed:
+    """The recommended plan, None for FP32, and what a replay of the recorded graph under this plan gave."""
+
+    planning: PlanningContext
+    plan: Plan | None
+    replay: UnderPlan
+    stages: Stages
+
+
+class Feature:
+    """One capability during one audit. A subclass overrides the methods that it needs; the others do nothing.
+
+    The methods are called in the order in which they stand here.
+    """
+
+    @classmethod
+    def wants(cls, options: Settings) -> bool:
+        """Whether the audit asks for this feature."""
+        return True
+
+    def prepare(self, subject: Subject, options: Settings, stages: Stages) -> tuple[Subject, Settings]:
+        """Run the model in FP32 before it is recorded. The audit continues with the subject and the options returned."""
+        return subject, options
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """What accepts or refuses a plan beside the error budget."""
+        return None
+
+    def after_plans(self, made: MadePlans, planning: PlanningContext, stages: Stages) -> MadePlans:
+        """Make further plans, or measure the plans made so far."""
+        return made
+
+    def fields(self, followed: Followed) -> dict[str, Any]:
+        """Fields of the Audit that the feature fills, by name."""
+        return {}
+
+
+def wanted(options: Settings) -> list[Feature]:
+    """The features that an audit asks for, for use in this audit alone."""
+    classes: list[type[Feature]] = [stage.FEATURE for _, stage in parts("stage")]
+    return [feature() for feature in classes if feature.wants(options)]

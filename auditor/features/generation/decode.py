@@ -1,0 +1,203 @@
+"""Prompts, and decoding token by token: for causal and encoder-decoder models of transformers, or a `step` function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ...errors import LoadError
+from ...isolation import isolate
+from ...isolation.process import disable_compilers, disable_fused_path
+from ...isolation.run_model import Around
+from ...records import Batch
+
+MASKS = ("attention_mask", "decoder_attention_mask")
+LEAST = 2
+"""Minimum tokens of a prompt: a single token does not test the attention to earlier tokens."""
+
+cannot_generate = partial(LoadError, slug="cannot-generate")
+"""The error for a model or inputs that generation does not support."""
+
+Choose = Callable[[int, torch.Tensor], torch.Tensor]
+"""A function that chooses tokens: (step, logits [prompts, vocabulary]) -> next tokens [prompts]."""
+
+Store = Callable[[Any], None]
+"""A function that changes, in place, the cache that one step passes to the next."""
+
+CACHES = ("cache", "past_key_values")
+"""Names of the argument, and of the output, that is the cache: in transformers from 5.24, and before."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """One batch of prompts. ids, mask: [prompts, tokens], shorter prompts padded on the left.
+
+    kind: the way in which the model decodes. rest: an encoder's inputs, by name. ends: ids of end-of-text tokens.
+    """
+
+    kind: Literal["step", "causal", "encoder-decoder"]
+    ids: torch.Tensor
+    mask: torch.Tensor
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    ends: tuple[int, ...] = ()
+
+    def forced_inputs(self, model: nn.Module, tokens: torch.Tensor) -> Batch:
+        """Inputs of one forward that predicts each of these tokens [prompts, steps] from the tokens before it."""
+        ids = torch.cat([self.ids, tokens[:, :-1]], 1)
+        if self.kind == "step":
+            return (ids,), {}
+        mask, steps = torch.cat([self.mask, torch.ones_like(tokens[:, :-1])], 1), tokens.shape[1]
+        given: dict[str, Any] = {"logits_to_keep": steps, "use_cache": False}
+        if self.kind == "causal":
+            return (), _accepted_arguments(model, {"input_ids": ids, **_places(mask, ids.shape[1]), **given})
+        return (), _accepted_arguments(model, {**self.rest, "decoder_input_ids": ids, **given})
+
+
+def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
+    """Extract the prompts of a batch.
+
+    Raises: LoadError(slug="cannot-generate") if the model cannot generate from them.
+    """
+    names = inspect.signature(model.forward).parameters
+    args, kwargs = batch
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    ends = _ends(model)
+    has_cache = _cache_argument(model) is not None
+    if callable(step := getattr(model, "step", None)) and len(inspect.signature(step).parameters) > 1:
+        ids = _check_ids(model, next(iter(given.values()), None))
+        result = Prompts("step", ids, torch.ones_like(ids), ends=ends)
+    elif has_cache and "decoder_input_ids" in names:
+        ids = given.pop("decoder_input_ids", None)
+        if ids is None:
+            first = next(x for x in given.values() if isinstance(x, torch.Tensor))
+            start: Any = model.config.decoder_start_token_id  # type: ignore[union-attr]
+            ids = torch.full((first.shape[0], 1), int(start), device=first.device)
+        return Prompts("encoder-decoder", _check_ids(model, ids), torch.ones_like(ids), given, ends)
+    elif has_cache and "input_ids" in names:
+        ids = _check_ids(model, given.get("input_ids"))
+        mask = torch.ones_like(ids) if given.get("attention_mask") is None else given["attention_mask"].to(ids)
+        order = mask.bool().to(torch.int8).argsort(dim=1, stable=True)  # the padding of the prompts goes to the left
+        result = Prompts("causal", ids.gather(1, order), mask.gather(1, order), ends=ends)
+    else:
+        raise cannot_generate(
+            f"{type(model).__name__} cannot generate token by token: its forward takes no "
+            "cache (past_key_values), and it has no step(tokens, state) that returns logits and a state"
+        )
+    if int(result.mask.sum(1).min()) < LEAST:
+        raise cannot_generate(f"a prompt has fewer than {LEAST} tokens: give longer prompts for --generate")
+    return result
+
+
+def _cache_argument(model: nn.Module) -> str | None:
+    """The name of the argument of the model's forward that takes a cache; None if there is none."""
+    names = inspect.signature(type(model).forward).parameters
+    return next((name for name in CACHES if name in names), None)
+
+
+def _cache_of(result: Any) -> Any:
+    """The cache in the result of a model of transformers."""
+    return next(result[name] for name in CACHES if name in result)
+
+
+def _check_ids(model: nn.Module, ids: Any) -> torch.Tensor:
+    if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point():
+        return ids
+    raise cannot_generate(
+        f"the inputs of {type(model).__name__} contain no prompts: give token ids [prompts, "
+        "tokens], or text for a model with a tokenizer"
+    )
+
+
+def _ends(model: Any) -> tuple[int, ...]:
+    for holder in (getattr(model, "generation_config", None), getattr(model, "config", None)):
+        given = getattr(holder, "eos_token_id", None)
+        if given is not None:
+            return tuple(given) if isinstance(given, list | tuple) else (int(given),)
+    return ()
+
+
+def _places(mask: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
+    """The attention mask, and the positions of each text's last `count` tokens, without padding."""
+    return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)[:, -count:]}
+
+
+def _accepted_arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of `given` that name an argument of the model's forward."""
+    names = inspect.signature(type(model).forward).parameters
+    return {name: value for name, value in given.items() if name in names}
+
+
+@contextmanager
+def _call_step(model: nn.Module) -> Iterator[nn.Module]:
+    """In the `with` block, a call of the model runs its `step`, not its forward, inside all wrappers and hooks."""
+    kind: Any = type(model)
+
+    def forward(self: Any, *given: Any) -> Any:
+        self.__class__ = kind  # a step may call the model itself
+        try:
+            return kind.step(self, *given)
+        finally:
+            self.__class__ = stepping
+
+    stepping = type(kind.__name__, (kind,), {"forward": forward})
+    model.__class__ = stepping
+    try:
+        yield model
+    finally:
+        model.__class__ = kind
+
+
+def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.Tensor, state: Any) -> tuple[Any, Any]:
+    """Feed tokens to the model; return the next logits [prompts, vocabulary] and the state for the next step."""
+    if prompts.kind == "step":
+        with _call_step(model):
+            answered = model(fed, state)
+        if not isinstance(answered, tuple | list) or len(answered) != 2:
+            raise cannot_generate(f"step of {type(model).__name__} must return two values, logits and a state")
+        logits, state = answered
+        return logits[:, -1] if logits.dim() == 3 else logits, state
+    cache = str(_cache_argument(model))
+    given: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1}
+    if prompts.kind == "causal":
+        given |= {"input_ids": fed, cache: state, **_places(mask, fed.shape[1])}
+        result = model(**_accepted_arguments(model, given))
+        return result.logits[:, -1], _cache_of(result)
+    given["decoder_input_ids"] = fed
+    if state is None:
+        result = model(**_accepted_arguments(model, {**prompts.rest, **given}))
+        return result.logits[:, -1], (_cache_of(result), result.encoder_last_hidden_state)
+    past, encoded = state
+    read = {name: x for name, x in prompts.rest.items() if name in MASKS}
+    result = model(**_accepted_arguments(model, {**read, **given, cache: past, "encoder_outputs": (encoded,)}))
+    return result.logits[:, -1], (_cache_of(result), encoded)
+
+
+def decode(
+    model: nn.Module,
+    prompts: Prompts,
+    steps: int,
+    choose: Choose,
+    *,
+    seed: int,
+    around: Around,
+    store: Store | None = None,
+) -> None:
+    """Continue the prompts for `steps` tokens, which `choose` selects; afterwards the model is restored.
+
+    store: a function that rounds the cache after each step.
+    """
+    fed, mask, state = prompts.ids, prompts.mask, None
+    with isolate(model, seed=seed), torch.no_grad(), disable_fused_path(), disable_compilers(), around():
+        for step in range(steps):
+            logits, state = advance(model, prompts, fed, mask, state)
+            if store is not None:
+                store(state[0] if prompts.kind == "encoder-decoder" else state)
+            fed = choose(step, logits.float())[:, None]
+            mask = torch.cat([mask, torch.ones_like(fed)], 1)

@@ -1,0 +1,304 @@
+"""The generation stage of an audit: FP32 generates tokens that become inputs, and plans are compared on these tokens,
+with the share of every part of the model in the error."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ...capture.paths import reach
+from ...criteria import Criterion, criteria_of
+from ...criteria.margins import margins_of
+from ...criteria.measure import Criteria, names_of
+from ...errors import let_through
+from ...execution.execute import Executor
+from ...execution.policy import choice_from_scopes
+from ...isolation.outputs import tensor_outputs
+from ...isolation.run_model import run_model
+from ...measure.layers import QuantizedModel
+from ...numerics.nodes import readers, row_of, tensors_in
+from ...plan.context import PlanningContext
+from ...plan.made import MadePlans
+from ...plan.problem import Problem
+from ...records import Batch, Capture, Plan, Subject
+from ...records.folder import OWN
+from ...records.generation import Generation, PartShare, StoredCache
+from ...records.quantization import QuantizedPlan
+from ...settings import Settings
+from ...stages import Stages
+from ...verify.running import ModelRuns, failure_of
+from ..feature import Feature, Followed
+from .compare import Decoding, ReferenceTokens, expected_flips, figures, recommend_cache, scaled_caches, stored_caches
+from .decode import cannot_generate, prompts_of
+from .layers import plan_cache
+
+
+@dataclass(frozen=True)
+class GenerationReference:
+    """FP32's tokens for the calibration inputs, and for held-out inputs if given. folder: for files with the logits.
+
+    caches, scaled: comparisons of stored caches, and of those with other scales. limits: the criteria of the logits whose
+    measure is kl or top1."""
+
+    folder: tempfile.TemporaryDirectory[str]
+    decoding: Decoding
+    batches: Sequence[ReferenceTokens]
+    held_out: Sequence[ReferenceTokens]
+    caches: tuple[StoredCache, ...]
+    scaled: tuple[StoredCache, ...]
+    limits: tuple[Criterion, ...]
+
+    @property
+    def checks(self) -> Sequence[ReferenceTokens]:
+        """The batches on which plans decode: the held-out batches or, without them, the calibration batches."""
+        return self.held_out or self.batches
+
+    def record(self, model: nn.Module, plan: Plan | None) -> Generation:
+        """The record of the generation, with the recommended caches; the files of the logits are then deleted. model: the
+        FP32 model; plan: the recommended plan."""
+        beside = () if plan is None or plan.generated is None else (plan.generated,)
+        every = (*self.caches, *self.scaled)
+        with self.folder:
+            layers = plan_cache(self.decoding, model, self.checks, nullcontext, every, self.limits, beside)
+        return Generation(
+            prompts=sum(len(one.tokens) for one in self.checks),
+            steps=self.decoding.steps,
+            tokens=sum(int(one.counts.sum()) for one in self.checks),
+            temperature=self.decoding.temperature,
+            caches=self.caches,
+            recommended_cache=recommend_cache(self.caches, self.limits, *beside),
+            scaled_caches=self.scaled,
+            cache_plan=layers,
+        )
+
+    def under(self, plans: Mapping[str, Plan], planning: PlanningContext) -> dict[str, Plan]:
+        """The plans, with decoding results for patched models that meet the error budget."""
+        wanted = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
+        question = partial(ModelRuns.generate, compare=partial(self.decoding.compare, batches=self.checks))
+        given = planning.ask(wanted, question) if wanted else {}
+        return {
+            name: self._with(planning, plan, given[name]) if name in given else plan for name, plan in plans.items()
+        }
+
+    def under_scheme(self, plan: QuantizedPlan, model: QuantizedModel) -> QuantizedPlan:
+        """A plan of quantization schemes, with its decoding results."""
+        found: dict[str, Any] | str
+        try:
+            found = self.decoding.compare(model.model, self.checks, partial(model.under, plan.layers))
+        except Exception as error:
+            let_through(error)
+            found = failure_of(error)
+        return replace(plan, generated=figures(self.checks, found))
+
+    def _with(self, planning: PlanningContext, plan: Plan, given: dict[str, list[torch.Tensor]] | str) -> Plan:
+        distance, batch, path = planning.output_metric.distance, planning.subject.batches[0], planning.capture.first
+        logits, problem = planning.reference(batch)[0], planning.problem(plan.strategy, plan.format)
+        decided = distance.each if isinstance(distance, Criteria) else ()
+        known = [margins_of(one, logits) for one in decided if one.kind == "top1"]
+        margins, found = next((one for one in known if one is not None), None), figures(self.checks, given)
+        if margins is None:
+            return replace(plan, generated=replace(found, parts=shares(problem, plan)[1]))
+        how = problem.policy_for(choice_from_scopes(plan.scopes))
+        with torch.no_grad():
+            outputs = Executor(path.graph_module, how).run(*path.bind(planning.subject.model, batch))
+        sizes = margins.size_by_step(logits, tensor_outputs(outputs)[0], self.decoding.steps)
+
+        def flips(error: float) -> tuple[float, int | None]:
+            return expected_flips(self.checks, error * margins.allowed_change, sizes)
+
+        predicted, parts = shares(problem, plan, lambda error: flips(error)[0])
+        each, first = flips(predicted)
+        return replace(plan, generated=replace(found, predicted_flips=each, predicted_first_flip=first, parts=parts))
+
+
+def generate_reference(
+    subject: Subject, options: Settings, stages: Stages
+) -> tuple[Subject, Settings, GenerationReference]:
+    """Append FP32's generated tokens to the subject's prompts, and add the default criterion `top1` for the logits.
+
+    Raises: LoadError(slug="cannot-generate") if the model cannot generate from its inputs, or returns no logits.
+    """
+    assert options.generate is not None
+    folder = tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True)
+    decoding = Decoding(options.generate, options.temperature, options.seed)
+    model = subject.model
+
+    def generate(batches: Sequence[Batch], name: str) -> list[ReferenceTokens]:
+        files = [Path(folder.name, f"{name}{index}.pt") for index in range(len(batches))]
+        prompts = [prompts_of(model, batch) for batch in batches]
+        return [decoding.reference(model, *one, nullcontext) for one in zip(prompts, files, strict=True)]
+
+    def with_tokens(generated: Sequence[ReferenceTokens]) -> tuple[Batch, ...]:
+        return tuple(one.prompts.forced_inputs(model, one.tokens) for one in generated)
+
+    with stages("generate", f"{options.generate} tokens in FP32"):
+        batches = generate(subject.batches, "batch")
+        held_out = generate(subject.held_out, "held_out")
+        checks = held_out or batches
+        caches = stored_caches(decoding, model, checks, nullcontext)
+        scaled = scaled_caches(decoding, model, checks, nullcontext) if caches else ()
+        forced = with_tokens(batches)
+        forced_held_out = with_tokens(held_out)
+        subject = replace(subject, batches=forced, held_out=forced_held_out)
+        outputs = run_model(model, subject.batches[0], seed=options.seed)
+    names = names_of(outputs)
+    vocabulary = torch.load(batches[0].logits, mmap=True).shape[-1]
+    if not names or outputs[0].dim() != 3 or outputs[0].shape[-1] != vocabulary:
+        raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, {vocabulary}]")
+    logits = names[0]
+    if not options.criteria and options.metric is None:
+        default = tuple(criteria_of(f"{logits}: top1 >= {1 - options.max_error:.12g}"))
+        options = options.model_copy(update={"criteria": default})
+    limits = tuple(one for one in options.criteria if one.speaks_of(logits) and one.measure_text in ("kl", "top1"))
+    return subject, options, GenerationReference(folder, decoding, batches, held_out, caches, scaled, limits)
+
+
+class Generate(Feature):
+    """Lets FP32 continue the prompts, and compares the tokens of every verified plan with FP32's."""
+
+    _reference: GenerationReference
+
+    @classmethod
+    def wants(cls, options: Settings) -> bool:
+        """Whether tokens are asked for."""
+        return options.generate is not None
+
+    def prepare(self, subject: Subject, options: Settings, stages: Stages) -> tuple[Subject, Settings]:
+        """Append FP32's tokens to the prompts; see `generate_reference`."""
+        subject, options, self._reference = generate_reference(subject, options, stages)
+        return subject, options
+
+    def after_plans(self, made: MadePlans, planning: PlanningContext, stages: Stages) -> MadePlans:
+        """All plans, with the results of decoding under the verified ones."""
+        reference, model = self._reference, made.quantized_model
+        schemes = made.quantized_plans
+        with stages("decode", "generate tokens under every verified plan"):
+            if model is not None:
+                schemes = tuple(reference.under_scheme(plan, model) for plan in schemes)
+            plans = reference.under(made.plans, planning)
+        return replace(made, plans=plans, quantized_plans=schemes)
+
+    def fields(self, followed: Followed) -> dict[str, Any]:
+        """The tokens, and the formats of the key-value cache."""
+        with followed.stages("caches", "find the layers whose keys or values need more bits"):
+            record = self._reference.record(followed.planning.subject.model, followed.plan)
+        return {"generation": record}
+
+
+FEATURE = Generate
+
+
+def parts_of(capture: Capture) -> dict[str, str]:
+    """{node or placeholder: its part of the model, such as `norms`}, by its row in the table of operations and by the
+    operations that read its result; a weight belongs to the part of the last operation that reads the weight."""
+    nodes = list(capture.graph_module.graph.nodes)
+    rotary, angles = _rotary_nodes(capture)
+    routed = _routing_nodes(nodes)
+    cached = set[fx.Node]()
+    for node in nodes:
+        if row_of(node).attention:
+            for source in node.all_input_nodes[1:3]:  # keys and values
+                cached.update(_through(source))
+    output = next((n for n in nodes if n.name == capture.outputs[0]), nodes[-1])
+    head = set(_through(output))
+    result = {}
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        row = row_of(node)
+        owner = capture.nodes.get(node.name)
+        parts = {
+            "head": node in head,
+            "router": node in routed,
+            "keys and values": node in cached,
+            "norms": row.normalizes or (owner is not None and "norm" in owner.owner_type.lower()),
+            "softmax and attention": row.attention or row.distribution,
+            "linear layers": (row.product or row.embedding or row.recurrent) and node not in angles,
+            "rotary tables": node in rotary or node in angles,
+            "residual sums": row.sum,
+        }
+        result[node.name] = next((part for part, is_one in parts.items() if is_one), "activations and the rest")
+    for node in nodes:
+        if node.name not in result:
+            last_readers = reversed([*readers(node)])
+            result[node.name] = next((result[one.name] for one in last_readers), "unread")
+    return result
+
+
+def _rotary_nodes(capture: Capture) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Operations of rotary embeddings: from the sines and cosines on, up to the next product; and those that compute the
+    angles, from positions alone."""
+    varying = {placeholder.name for placeholder in capture.placeholders if placeholder.kind in ("input", "parameter")}
+    rotary = set[fx.Node]()
+    angles = set[fx.Node]()
+    for node in capture.graph_module.graph.nodes:
+        row = row_of(node)
+        continues = not (row.product or row.attention) and not rotary.isdisjoint(node.all_input_nodes)
+        if row.wave or continues:
+            rotary.add(node)
+        if row.wave and node not in angles:
+            upstream = reach([node], lambda at: at.all_input_nodes)
+            given = (x for at in upstream if at.name in varying for x in tensors_in(at.meta.get("val")))
+            if not any(x.is_floating_point() for x in given):
+                angles.update(upstream)
+    return rotary, angles
+
+
+def _routing_nodes(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Operations that compute the scores of discrete choices, such as those of experts, from the nearest product on."""
+    result = set[fx.Node]()
+    for node in reversed(nodes):
+        is_discrete = any(not x.is_floating_point() for x in tensors_in(node.meta.get("val")))
+        if node.op != "call_function" or not is_discrete or row_of(node).asks_shape:
+            continue
+        for source in node.all_input_nodes:
+            if source.op == "call_function" and any(x.is_floating_point() for x in tensors_in(source.meta["val"])):
+                result.update(_of_product(source))
+    return result
+
+
+def _through(node: fx.Node | None) -> Iterator[fx.Node]:
+    """A node and its inputs, back through reshapes and casts, to the operation that computes the value."""
+    while node is not None:
+        yield node
+        node = next(iter(node.all_input_nodes), None) if row_of(node).transparent else None
+
+
+def _of_product(node: fx.Node) -> list[fx.Node]:
+    """A node and its first inputs, back to the nearest matrix product; [] if no product precedes the node."""
+    result = [node]
+    while not row_of(result[-1]).product and len(result) < len(node.graph.nodes):
+        before = [source for source in result[-1].all_input_nodes if source.op == "call_function"]
+        if not before:
+            return []
+        result.append(before[0])
+    return result
+
+
+def shares(
+    problem: Problem, plan: Plan, flips: Callable[[float], float | None] = lambda error: None
+) -> tuple[float, tuple[PartShare, ...]]:
+    """A plan's first-order error, and each part's share of its square. flips(error): expected flips per 1,000
+    tokens."""
+    resolution = problem.resolve(choice_from_scopes(plan.scopes))
+    of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
+    for name, square in problem.squares(resolution, problem.figures(resolution)[0]).items():
+        if square > 0 and math.isfinite(square):
+            squares[of[name]] += square
+            counts[of[name]] += name in problem.capture.nodes
+    total = sum(squares.values())
+    found = [
+        PartShare(part, square / total, counts[part], flips(math.sqrt(max(total - square, 0.0))))
+        for part, square in squares.items()
+    ]
+    return math.sqrt(total), tuple(sorted(found, key=lambda one: -one.share))

@@ -1,0 +1,88 @@
+"""The ledger as a table: the dtype of every weight and operation at each stage, and casts that nobody asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+from ...isolation.process import ON_A_CPU, ON_A_GPU
+from ...records import Finding, Subject
+from ...records.audit import Audit
+from ...records.ledger import LedgerRow
+from ...report.blocks import Block, Grid, Item, Prose
+from ...report.kept import dtype_label
+from ...report.words import count, fold, fold_paths, line, op, ratio, remedy, sentence
+from ...rulebook.findings import SILENT
+from ..page import Page
+
+HEADS = ("Name", "Checkpoint", "As loaded", "Author", "Planned", "Executed")
+DTYPES = attrgetter("checkpoint", "loaded", "author", "planned", "executed")
+SETTINGS = "Predicted error of the outputs with only this setting on, in all products that it affects. FP8 sums in 14 bits: the arithmetic of Hopper GPUs"
+SHOWN = 60
+"""Maximum lines of a table of dtypes in the report; measurements.json and `auditor ledger` have all lines."""
+ABOUT = (
+    "Checkpoint: the weight's dtype in the file that was read. As loaded: the dtype of the loaded weight, or of the operation's result. Author: the dtype that a "
+    "cast, an autocast region, or a list such as `_keep_in_fp32_modules` in the model's code asks for. Planned: the dtype in which the plan stores the weight, or "
+    "the precision that it gives the operation's module. Executed: the dtype in which operations read the weight, or in which the operation computes. Repeated blocks are merged."
+)
+REDUCED = "allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"
+
+
+def overview(subject: Subject, rows: Sequence[LedgerRow], findings: Sequence[Finding]) -> list[Block]:
+    """Blocks of the page that `auditor ledger` prints: casts, flags, and the dtypes of weights and operations."""
+    kinds = [count(sum(row.kind == kind for row in rows), kind) for kind in ("parameter", "buffer", "operation")]
+    title = Prose(f"Dtypes in {subject.name}", (", ".join(kinds),), "title")
+    return [title, *_blocks(rows, findings, subject.flags, len(rows))]
+
+
+def ledger_section(audit: Audit) -> list[Block]:
+    """The report's section on dtypes; empty for an audit without a ledger."""
+    costs = tuple((flag, ratio(share)) for flag, share in audit.flags.items())
+    table = Grid(("Setting", "Share of the error budget"), costs, caption=SETTINGS)
+    return [*_blocks(audit.ledger, audit.findings, audit.environment.flags, SHOWN), table] if audit.ledger else []
+
+
+def headline(findings: Sequence[Finding]) -> str:
+    """The number of unintended casts to fewer bits, in words."""
+    silent = [finding for finding in findings if finding.rule in SILENT.values()]
+    return f"{count(len(silent), 'unintended cast')} to fewer bits" if silent else "No unintended cast to fewer bits"
+
+
+def _blocks(rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mapping[str, Any], most: int) -> list[Block]:
+    page: list[Block] = [Prose("Casts", (sentence(headline(findings)),))]
+    for f in (finding for finding in findings if finding.rule in SILENT.values()):
+        where = line(f.source, f.called_from) or "unknown line"
+        page.append(Item(f"{where} {f.rule} {sentence(f.message)}", (remedy(f.advice),), f.severity))
+    page += [Prose("Flags", (_flags(flags),)), Prose("", (ABOUT,), "about")]
+    for caption, operations in (("Parameters and buffers", False), ("Operations", True)):
+        own = [row for row in rows if (row.kind == "operation") is operations]
+        merged = fold(own, lambda r: r.module if r.op else r.name, lambda r: (*DTYPES(r), r.kind, r.op, r.source))
+        cells = [(_names(same), *map(_dtype, DTYPES(same[0]))) for same in merged]
+        page.append(Grid(HEADS, tuple(cells[:most]), caption=caption))
+        if len(cells) > most:
+            page.append(Prose("", (f"and {count(len(cells) - most, 'more line')}, in measurements.json",)))
+    return page
+
+
+def _names(same: Sequence[LedgerRow]) -> str:
+    first, paths = same[0], list(dict.fromkeys(row.module for row in same))
+    if first.kind != "operation":
+        return fold_paths([row.name for row in same])
+    times = f" x{len(same)}" if len(same) > len(paths) else ""
+    return f"{fold_paths(paths)} {op(first.op)}{times}{f' {first.source}' if first.source else ''}"
+
+
+def _dtype(dtype: str | None) -> str:
+    return " and ".join(map(dtype_label, dtype.split(" and "))) if dtype else "-"
+
+
+def _flags(flags: Mapping[str, Any]) -> str:
+    """A text on the active flags that let FP32 operations, or sums of low-precision values, use fewer bits."""
+    loose = [f"{name}={flags[name]}" for name in ON_A_GPU + ON_A_CPU if flags.get(name) not in (None, "none", "ieee")]
+    loose += [f"{name}=True" for name in REDUCED if flags.get(f"cuda.matmul.{name}") is True]
+    allow = "These flags allow FP32 operations, or sums of low-precision values, to use fewer bits than FP32"
+    return f"{allow}: {', '.join(loose)}." if loose else "No flag allows fewer bits than FP32."
+
+
+PAGE = Page("Dtypes", "Dtypes, and what decided them", lambda audit: [headline(audit.findings)], ledger_section)

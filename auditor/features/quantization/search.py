@@ -1,0 +1,283 @@
+"""Plans of quantization schemes: for every layer a scheme or 16 bits, with the fewest bits that meet the error budget."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import networkx as nx
+import torch
+
+from ...errors import let_through
+from ...isolation.members import named_tensors
+from ...measure.layers import QuantizedModel, change_of, spans_of
+from ...measure.quantized import Layer, fits, key_of, layers_of, multiplied_weights
+from ...numerics.nodes import shape, view_source
+from ...numerics.schemes import SCHEMES
+from ...plan.context import PlanningContext, worst_of
+from ...plan.costs import half_of, quantized_seconds, seconds
+from ...plan.search import MARGIN
+from ...records import Batch
+from ...records.quantization import MIXED, QuantizedPlan
+from .choices import Choice, ChoiceRun, Group, Search, Verified, bits_of
+from .unseen import Pair, bound_of
+
+MORE_RUNS = 4
+"""Minimum number of further runs that the search may make after each verification."""
+
+VERIFICATIONS = 20
+"""Maximum number of choices that are verified for one plan; if all are refused, all layers keep 16 bits."""
+
+REFUSED = 1.25
+"""The error, in units of the limit, of a choice that the score refuses, or whose error is not finite."""
+
+_EXPERTS = re.compile(r"(.*?[^.]*expert[^.]*)\.\d+\.")
+"""Matches the list of experts in the module path of a layer that belongs to one expert."""
+
+
+class _Errors(NamedTuple):
+    """Errors on the calibration and the held-out inputs; worst: the larger one, or the bound for unseen inputs in units of
+    the margin."""
+
+    measured: float
+    held_out: float
+    worst: float
+
+
+class QuantizedPlans:
+    """Makes the plans of one audit. model: runs the user's model
+    with quantized layers; known, verified: results of the runs and verifications for all plans; limit: the error that a
+    plan may have on calibration and held-out inputs, since other inputs may have larger errors."""
+
+    def __init__(self, planning: PlanningContext, margin: float = MARGIN) -> None:
+        """margin: share of the budget that a plan may use on calibration and held-out inputs; 1 bounds no other errors."""
+        self.planning = planning
+        self.margin, self.limit = margin, margin * planning.max_error
+        model, options = planning.subject.model, planning.options
+        spans = spans_of(model, options.schemes, planning.subject.batches, options.seed)
+        self.model = QuantizedModel(model, spans)
+
+        captures = [path.capture for path in planning.capture.paths] or [planning.capture]
+        self.layers = {name: layer for capture in captures for name, layer in layers_of(capture).items()}
+        self.groups = groups_of(planning, self.layers)
+        self.multiplied = set[str]().union(*map(multiplied_weights, captures))
+
+        self.known = dict[Choice, ChoiceRun]()
+        self.verified = dict[Choice, Verified]()
+
+    def plans(self) -> tuple[QuantizedPlan, ...]:
+        """A plan for each quantization scheme and, for several schemes, a plan that mixes them."""
+        schemes, kept = self.planning.options.schemes, ("",) * len(self.groups)
+        if not self.groups:
+            return ()
+        self.known[kept] = self.run({}, self.planning.subject.batches)._replace(error=0.0)
+        self.verified[kept] = Verified("emulation", 0.0, 0.0, 0.0)
+        result = [self._plan(scheme, (scheme,)) for scheme in schemes]
+        result += [self._plan(MIXED, schemes)] if len(schemes) > 1 else []
+        return tuple(replace(plan, dominated_by=_better_than(plan, result)) for plan in result)
+
+    def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
+        """Search a plan that uses only `schemes`: the verified choice within all limits with the fewest bits."""
+        subject, limit, groups = self.planning.subject, self.limit, self.groups
+        last = len(self.verified) + VERIFICATIONS
+        search = Search(
+            groups,
+            schemes,
+            lambda choice: self.run(self._schemes(choice), subject.batches),
+            self.known,
+            self.verified,
+            lambda choice: self._seconds(self._schemes(choice)),
+        )
+        while len(self.verified) < last and (choice := search.best(limit)) not in self.verified:
+            self.verified[choice], search.left = self._verify(choice), max(search.left, MORE_RUNS)
+        choice = search.smallest_accepted(limit)
+        if len(schemes) > 1 and (other := search.more_accurate(choice)) not in self.verified:
+            self.verified[other] = self._verify(other)
+            choice = search.smallest_accepted(limit)
+        layers, one = self._schemes(choice), self.verified[choice]
+        return QuantizedPlan(
+            name=name,
+            schemes=schemes,
+            layers=layers,
+            groups=tuple(group.keys for group in groups if len(group.keys) > 1),
+            effective_bits=search.bits(choice) / sum(group.elements for group in groups),
+            model_bits=self._model_bits(layers),
+            left_out=tuple(sorted(self.multiplied - layers.keys())),
+            predicted_error=search.predicted_error(choice),
+            single_errors=search.sum_of_singles(choice),
+            calibration_error=one.measured,
+            held_out_error=one.held_out if subject.held_out else None,
+            verified_by=one.by,
+            despite=self._despite(layers, one),
+            score=one.score,
+            runs=search.spent,
+            tested=search.tested,
+            time_share=self._seconds(layers) / whole if (whole := self._seconds({})) else None,
+            weights_bytes=self._bytes(layers),
+            weights_share=self._bytes(layers) / self._bytes({}),
+        )
+
+    def _despite(self, schemes: Mapping[str, str], verified: Verified) -> dict[str, str]:
+        """{layer in {layer: scheme} that is not known to be safe alone: why the plan may still quantize it}."""
+        result = dict[str, str]()
+        for layer in self.planning.judged.layers:
+            verdict = layer.verdict
+            if schemes.get(layer.key) == layer.scheme and verdict.verdict in ("unsafe", "untested"):
+                plan = f"in the run with all layers of the plan quantized, the error is {verified.error:.2g}"
+                result[layer.key] = f"{verdict.verdict} alone ({verdict.reason}); {plan}, within the limit"
+        return result
+
+    def _schemes(self, choice: Choice) -> dict[str, str]:
+        return {key: scheme for group, scheme in zip(self.groups, choice, strict=True) for key in group.keys}
+
+    def _verify(self, choice: Choice) -> Verified:
+        """Run a choice on calibration and held-out inputs, in torchao if it has kernels, and bound unseen inputs' errors."""
+        schemes, by, score = self._schemes(choice), "emulation", None
+        ran = self._errors(schemes, by)
+        if self.model.runs_in_torchao(schemes):
+            in_torchao = self._errors(schemes, "torchao")
+            if math.isfinite(in_torchao.worst):
+                ran, by = in_torchao, "torchao"
+        error = ran.worst
+        scorer = self.planning.scorer
+        if scorer is not None and error <= self.limit:
+            score = scorer.score_of(self.model.model, partial(self.model.under, schemes), self.planning.options)
+        if not math.isfinite(error) or (score is not None and not score.holds):
+            error = REFUSED * self.limit
+        return Verified(by, ran.measured, ran.held_out, error, score)
+
+    def _errors(self, schemes: Mapping[str, str], by: str) -> _Errors:
+        """Errors of {layer: scheme} on calibration and held-out inputs, and their bound for unseen inputs."""
+        subject, distance = self.planning.subject, self.planning.output_metric.distance
+        try:
+            pairs = [list(self._outputs(schemes, batches, by)) for batches in (subject.batches, subject.held_out)]
+            measured, held_out = (worst_of([distance(*pair) for pair in each]) for each in pairs)
+            bound = worst_of([bound_of(each, distance) for each in pairs]) if self.margin < 1 else 0.0
+        except Exception as error:
+            let_through(error)
+            return _Errors(math.inf, math.inf, math.inf)
+        return _Errors(measured, held_out, worst_of([measured, held_out, self.margin * bound]))
+
+    def run(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str = "emulation") -> ChoiceRun:
+        """Run the model under {layer: scheme}; error inf if it raises. by: quantizes by `emulation` or `torchao`."""
+        output_metric, errors, changes = self.planning.output_metric, list[float](), list[torch.Tensor]()
+        try:
+            for reference, outputs in self._outputs(schemes, batches, by):
+                errors.append(output_metric.distance(reference, outputs))
+                changes.append(change_of(reference, outputs, output_metric))
+        except Exception as error:
+            let_through(error)
+            return ChoiceRun(math.inf, torch.zeros(0))
+        return ChoiceRun(worst_of(errors), torch.cat(changes) if changes else torch.zeros(0))
+
+    def _outputs(self, schemes: Mapping[str, str], batches: Sequence[Batch], by: str) -> Iterator[Pair]:
+        """FP32's and the quantized model's outputs on each batch."""
+        for batch in batches:
+            yield self.planning.reference(batch), self.model.outputs(schemes, batch, self.planning.options.seed, by)
+
+    def _bytes(self, schemes: Mapping[str, str]) -> float:
+        """Bytes of all parameters and buffers under {layer: scheme}; other floating-point tensors take 16 bits."""
+        return sum(tensor.numel() * bits / 8 for tensor, bits in self._tensors(schemes))
+
+    def _model_bits(self, schemes: Mapping[str, str]) -> float:
+        """Mean bits per number of all floating-point parameters and buffers under {layer: scheme}."""
+        floating = [(tensor.numel(), bits) for tensor, bits in self._tensors(schemes) if tensor.is_floating_point()]
+        return sum(count * bits for count, bits in floating) / sum(count for count, _ in floating)
+
+    def _tensors(self, schemes: Mapping[str, str]) -> Iterator[tuple[torch.Tensor, float]]:
+        """Every parameter and buffer once, with its bits per entry under {layer: scheme}."""
+        named = {id(tensor): (key_of(name), tensor) for name, tensor in named_tensors(self.planning.subject.model)}
+        for key, tensor in named.values():
+            scheme = schemes.get(key, "")
+            yield tensor, bits_of(scheme) if scheme or tensor.is_floating_point() else 8 * tensor.itemsize
+
+    def _seconds(self, schemes: Mapping[str, str]) -> float:
+        """Predicted seconds of one forward under {layer: scheme}."""
+        device, result = self.planning.options.gpu_spec, 0.0
+        for name, cost in self.planning.costs.items():
+            if (layer := self.layers.get(name)) is not None and (scheme := schemes.get(layer.key)):
+                result += quantized_seconds(cost, math.prod(shape(layer.weight)), SCHEMES[scheme], device)
+            else:
+                result += seconds(cost, half_of(device), device)
+        return result
+
+
+def _better_than(plan: QuantizedPlan, plans: Sequence[QuantizedPlan]) -> str:
+    """The name of a plan with no more bits, memory and time, and the smallest error, or of an earlier plan with the same
+    layers; "" if there is none. A plan that quantizes nothing has no better one."""
+    if not any(plan.layers.values()):
+        return ""
+    earlier = plans[: plans.index(plan)]
+    same = [one for one in earlier if one.layers == plan.layers]
+    better = [one for one in plans if any(one.layers.values()) and one.error < plan.error and _is_as_cheap(one, plan)]
+    return next((one.name for one in (*sorted(better, key=lambda one: one.error), *same)), "")
+
+
+def _is_as_cheap(plan: QuantizedPlan, other: QuantizedPlan) -> bool:
+    """Whether a plan has no more bits, memory and predicted time than another one."""
+    bits, memory = plan.effective_bits <= other.effective_bits, plan.weights_bytes <= other.weights_bytes
+    return bits and memory and (plan.time_share or 0.0) <= (other.time_share or 0.0)
+
+
+def groups_of(planning: PlanningContext, layers: Mapping[str, Layer]) -> list[Group]:
+    """The groups of layers that must have one scheme, with their possible schemes. layers: {operation: its Layer}.
+
+    A group has all layers that read one weight; the linear layers of one module that read the same value, such as q, k
+    and v, or gate and up; and all linear layers of the experts in one list. Every other layer is a group by itself.
+    """
+    names = dict[int, list[str]]()  # {id of a weight: all its names}
+    tensors = dict[str, torch.Tensor]()
+    for name, tensor in named_tensors(planning.subject.model):
+        key = key_of(name)
+        names.setdefault(id(tensor), []).append(key)
+        tensors[key] = tensor
+    result = []
+    for members in nx.connected_components(_links_of(layers)):
+        keys = tuple(dict.fromkeys(other for key in sorted(members) for other in names[id(tensors[key])]))
+        inside = {name: layer for name, layer in layers.items() if layer.key in members}
+        squares = {}  # {scheme: squared error of the outputs}
+        shared = [scheme for scheme in planning.options.schemes if all(fits(x, scheme) for x in inside.values())]
+        for scheme in shared:
+            square = _squared_error(planning, inside, scheme)
+            if math.isfinite(square):
+                squares[scheme] = square
+        if shared:
+            entries = sum(tensors[key].numel() for key in members)
+            result.append(Group(keys, entries, squares))
+    return result
+
+
+def _links_of(layers: Mapping[str, Layer]) -> nx.Graph:
+    """A graph of all layers, with an edge between layers that must have one scheme."""
+    links = nx.Graph()
+    first = dict[tuple[str, str], str]()  # {(module, value that it reads, or "" for experts): its first layer}
+    for layer in layers.values():
+        key = layer.key
+        parent = key.rpartition(".")[0]
+        links.add_node(key)
+        if layer.given is not None and layer.kind == "linear" and parent:
+            source = layer.given
+            while (viewed := view_source(source)) is not None:
+                source = viewed
+            links.add_edge(key, first.setdefault((parent, source.name), key))
+        expert = _EXPERTS.match(key)
+        if expert:
+            links.add_edge(key, first.setdefault((expert[1], ""), key))
+    return links
+
+
+def _squared_error(planning: PlanningContext, operations: Iterable[str], scheme: str) -> float:
+    """Sum of the squared effects of quantizing some operations, in the unit of the error budget."""
+    effects = dict[str, float]()  # the same operation of two paths counts once
+    for name in operations:
+        measured = planning.measured.quantized[name, scheme]
+        effect = measured.effect
+        if measured.decided_by == "not-run":  # then the first-order estimate
+            effect = math.hypot(measured.weight_effect, measured.activation_effect)
+        twin = planning.capture.twins.get(name, name)
+        effects[twin] = max(effect, effects.get(twin, 0.0))
+    return sum((effect * planning.output_metric.unit) ** 2 for effect in effects.values())

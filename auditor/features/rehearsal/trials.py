@@ -1,0 +1,444 @@
+"""Detects wrong loss scaling in the user's step, by trial runs at two loss scales and with a gradient that overflows.
+
+In a correct loop the update does not depend on the loss scale, and an overflow only skips the update and reduces the scale.
+Both hold whatever the step does with its gradients, so that clipping by hand needs no rule of its own. Each trial runs in
+a process of its own, and leaves the run that is audited as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from traceback import walk_tb
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...capture.source import Place, kind_of, line_of
+from ...isolation.tensors import memory, plain_torch, written_by
+from ...numerics.entries import all_finite, entries, is_plain, tensors_in
+from ...numerics.formats import is_low
+from ...training.blame import NO_PASS
+from .result import StepFinding
+
+TRIALS = 2
+"""Number of sampled steps that are tried."""
+LEAST_SCALE, USUAL_SCALE = 16.0, 65536.0
+"""A smaller loss scale than the first is replaced by the second, GradScaler's default."""
+SAME = 0.01
+"""Largest relative difference of gradients that count as equal. A power of two as loss scale changes no digit of FP32."""
+NEGLIGIBLE = 1e-6
+"""A gradient whose norm is a smaller share of the norm of all gradients is not compared."""
+EMPTYING = ("zero_", "_foreach_zero_")
+UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
+READ = "aten::_local_scalar_dense"
+BACKWARD = "backward"
+EXPLAINED = frozenset(
+    {
+        "backward-after-unscale",
+        "clip-before-unscale",
+        "fp16-parameters",
+        "gradients-kept",
+        "gradients-zeroed",
+        "inner-gradients-scaled",
+        "loss-not-scaled",
+        "no-update",
+        "other-scaler",
+        "scaler-recreated",
+        "unscale-after-step",
+        "unscale-twice",
+        "update-before-step",
+        "update-not-skipped",
+        "update-with-scaled-gradients",
+        "updated-twice",
+    }
+)
+"""Kinds of findings that explain why an update depends on the loss scale, or why an overflow is not skipped."""
+OF_SCALE = EXPLAINED | {
+    "change-before-unscale",
+    "decided-by-scaled-value",
+    "fails-on-overflow",
+    "hook-on-scaled-gradients",
+    "overflow-hidden",
+    "overflow-not-counted",
+    "update-depends-on-scale",
+}
+"""Kinds of findings of the trial steps here."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """A change of a gradient: by `backward`, or by an operation of the user. number: order among all writes of the step.
+    norm: of the gradient afterwards. loss: on which `backward` ran. hook: line of user code inside the pass."""
+
+    number: int
+    line: str
+    operation: str
+    norm: float
+    loss: float = 0.0
+    hook: str = ""
+
+
+@dataclass(frozen=True)
+class Update:
+    """A call of an optimizer's `step`.
+
+    is_finite: whether all gradients were finite. is_skipped: whether the optimizer skips the update itself, as fused
+    optimizers do once GradScaler has told them of an overflow.
+    """
+
+    optimizer: str
+    line: str
+    is_finite: bool
+    is_skipped: bool
+
+
+@dataclass
+class Trial:
+    """What a trial step did. gradients: {parameter: its gradient at the update}, as NumPy arrays. reads: (line, value) of
+    numbers that Python read from tensors. broken: names of the parameters whose gradients were made infinite. failure: an
+    exception in words, with its line. scales: loss scales before and after the step, of each GradScaler. is_low: whether the
+    step's own casts run a part of the backward pass in FP16 or BF16, which rounds differently at another scale.
+    moves: changes of weights by values that are made from gradients before `unscale_`; their norms are those of the
+    change. inner_line, constant_line: see `Observer`. emptied_line: of the operation that set all gradients to zero."""
+
+    gradients: dict[str, Any] = field(default_factory=dict)
+    writes: dict[str, list[Write]] = field(default_factory=dict)
+    reads: list[tuple[str, float]] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    failure: str = ""
+    failure_line: str = ""
+    scales: list[tuple[float, float]] = field(default_factory=list)
+    is_low: bool = False
+    moves: dict[str, list[Write]] = field(default_factory=dict)
+    inner_line: str = ""
+    constant_line: str = ""
+    emptied_line: str = ""
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """A change of a gradient that depends on the loss scale. plain_factor, scaled_factor: by how much it multiplies the
+    gradient's norm at loss scale 1, and at the other; NaN if unknown. plain_loss: at loss scale 1."""
+
+    write: Write
+    plain_factor: float = math.nan
+    scaled_factor: float = math.nan
+    plain_loss: float = 0.0
+
+
+class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that records a trial step: the changes of gradients until `unscale_`, and the numbers that are read.
+
+    parameters: {trained parameter: its name}. scalers: of the step. line: returns the user's line that runs. breaks:
+    whether each backward pass makes a gradient of each of the `optimizers` infinite.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        parameters: Mapping[torch.nn.Parameter, str],
+        optimizers: Iterable[Optimizer],
+        scalers: Iterable[GradScaler],
+        line: Callable[[], str],
+        breaks: bool = False,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trial = Trial(writes={name: [] for name in parameters.values()})
+        self._parameters, self._optimizers, self._scalers = parameters, [*optimizers], scalers
+        self._line, self._breaks = line, breaks
+        self._storages = dict[torch.nn.Parameter, int]()  # of gradients that are not divided by the scale yet
+        self._derived = dict[int, tuple[torch.Tensor, str, str]]()  # by storage: (tensor, line, operation)
+        self._weights = dict[torch.nn.Parameter, torch.Tensor]()  # before the first change by hand
+        self._emptied = dict[int, str]()  # {storage of a gradient: line that set it to zero}
+        self._count, self._hook, self._pass_line = 0, "", ""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False, since True would import the compiler, which takes a second."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        with plain_torch():
+            self._note(func, args, kwargs, result)
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        name = getattr(getattr(func, "_schema", None), "name", "")
+        if torch._C._current_graph_task_id() != NO_PASS:
+            self.trial.is_low |= any(is_low(x.dtype) for x in tensors_in(result))
+            line = "" if self._hook else self._line()
+            if line != self._pass_line:
+                self._hook = self._hook or line
+            return
+        if name.rpartition("::")[2] in EMPTYING:
+            self._emptied |= dict.fromkeys((key for x in tensors_in((args, kwargs)) for key in _keys(x)), self._line())
+        if name == UNSCALE:
+            self._settle()
+            unscaled = {key for x in args[0] for key in _keys(x)}
+            self._storages = {p: key for p, key in self._storages.items() if key not in unscaled}
+        elif name == READ:
+            scales = {key for one in self._scalers if one._scale is not None for key in _keys(one._scale)}
+            if scales.isdisjoint(_keys(args[0])):
+                self.trial.reads.append((self._line(), float(result)))
+        elif self._storages:
+            self._note_derived(func, name.rpartition("::")[2], args, kwargs, result)
+
+    def _note_derived(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Note an operation that reads gradients, or values made from them."""
+        known = {*self._derived, *self._storages.values()}
+        if known.isdisjoint(key for x in tensors_in((args, kwargs)) for key in _keys(x)):
+            return
+        line, places = self._line(), written_by(func) or ()
+        written = tensors_in([args[i] if i < len(args) else kwargs.get(key) for i, key in places])
+        changed = {key for x in written for key in _keys(x)}
+        for p, key in self._storages.items():
+            if key in changed:
+                self._add(p, line, name)
+        for p, before in self._weights.items():
+            if not changed.isdisjoint(_keys(p)):
+                norm = float((p.detach() - before).double().norm())
+                self._count += 1
+                self.trial.moves.setdefault(self._parameters[p], []).append(Write(self._count, line, name, norm))
+        for x in tensors_in(result):
+            self._derived |= {key: (x, line, name) for key in _keys(x) if key not in self._storages.values()}
+
+    def _settle(self) -> None:
+        """Note gradients that the user replaced by other tensors."""
+        for p, before in [*self._storages.items()]:
+            key = next(iter(_keys(p.grad)), before) if p.grad is not None else before
+            if key != before:
+                _, line, operation = self._derived.get(key, (None, self._line(), "an assignment"))
+                self._storages[p] = key
+                self._add(p, line, operation)
+
+    def _add(self, p: torch.nn.Parameter, line: str, operation: str, **about: Any) -> None:
+        if p.grad is not None:
+            norm = float(entries(p.grad).double().norm())
+            self._count += 1
+            self.trial.writes[self._parameters[p]].append(Write(self._count, line, operation, norm, **about))
+
+    def before_backward(self) -> None:
+        """Before a backward pass: note gradients that were replaced, and the line that starts the pass."""
+        with plain_torch():
+            self._settle()
+            self._hook, self._pass_line = "", self._line()
+
+    def after_backward(self, roots: Any) -> None:
+        """After a backward pass: record each parameter's gradient; a trial of an overflow first makes some of them infinite.
+
+        roots: the tensors at which the pass began, usually the loss.
+        """
+        with plain_torch():
+            loss = sum(float(entries(x.detach()).double().sum()) for x in tensors_in(roots))
+            for optimizer in self._optimizers if self._breaks else ():
+                self._break(optimizer)
+            for p in self._parameters:
+                if keys := _keys(p.grad):
+                    self._storages[p] = keys[0]
+                    self._emptied.pop(keys[0], None)
+                    if p not in self._weights:
+                        self._weights[p] = p.detach().clone()
+                    self._add(p, self._pass_line, BACKWARD, loss=loss, hook=self._hook)
+
+    def _break(self, optimizer: Optimizer) -> None:
+        """Make one entry of a gradient of the optimizer infinite."""
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            if p in self._parameters and p.grad is not None and is_plain(p.grad):
+                p.grad[(0,) * p.grad.dim()] = math.inf
+                if self._parameters[p] not in self.trial.broken:
+                    self.trial.broken.append(self._parameters[p])
+                return
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        """Record an update before it runs, whether a GradScaler or the user's code calls the optimizer."""
+        self._settle()
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        found = getattr(optimizer, "found_inf", None)  # GradScaler sets it on fused optimizers
+        is_skipped = found is not None and bool(found)
+        update = Update(type(optimizer).__name__, self._line(), all(map(all_finite, gradients)), is_skipped)
+        if gradients:
+            self.trial.updates.append(update)
+        lines = [self._emptied.get(key, "") for x in gradients for key in _keys(x)]
+        if lines and all(lines) and not any(bool(entries(x).any()) for x in gradients):
+            self.trial.emptied_line = lines[0]
+
+    def fail(self, error: BaseException) -> None:
+        """Note the exception that ended the step. error: with the user's exception as cause."""
+        cause = error.__cause__ or error
+        own = [Place(f.f_code.co_filename, n) for f, n in walk_tb(cause.__traceback__) if kind_of(f.f_code.co_filename)]
+        said = f": {cause}" if str(cause) else ""
+        self.trial.failure = f"{type(cause).__name__}{said}"
+        self.trial.failure_line = line_of(own[-1]) if own else ""
+
+
+def trial_scale(scale: float) -> float:
+    """The loss scale of a trial step: the step's own scale, rounded down to a power of two; 65536 if that is below 16 or infinite."""
+    return 2.0 ** math.floor(math.log2(scale)) if LEAST_SCALE <= scale < math.inf else USUAL_SCALE
+
+
+def set_scales(scalers: Iterable[GradScaler], scale: float) -> None:
+    """Set the loss scale of every GradScaler, also of one that has not scaled a loss yet."""
+    for scaler in scalers:
+        scaler._init_scale = scale
+        if scaler._scale is not None:
+            scaler._scale.fill_(scale)
+
+
+def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> StepFinding | None:
+    """A finding if the update depends on the loss scale. plain, scaled: the step at loss scale 1, and at `scale`."""
+    if plain.emptied_line:
+        said = "all gradients are set to zero between `backward` and the step of the optimizer: do it before `backward`"
+        return StepFinding("gradients-zeroed", said, plain.emptied_line, step)
+    names = [*_differing(plain.gradients, scaled.gradients)]
+    if plain.failure or plain.is_low or not (names or scaled.failure):
+        return None
+    both = [name for name in names if name in plain.gradients and name in scaled.gradients]
+    factors = [_norm(scaled.gradients[name]) / (_norm(plain.gradients[name]) or math.nan) for name in both]
+    if both and both == names and all(_is_near(factor, scale) for factor in factors) and scaled.updates:
+        update = scaled.updates[0]
+        said = f"{update.optimizer}.step() uses gradients that are still multiplied by the loss scale: divide them by it first"
+        return StepFinding("update-with-scaled-gradients", said, update.line, step)
+    firsts = [first for name in names if (first := _first_difference(plain, scaled, name, scale)) is not None]
+    first = min(firsts, key=lambda each: each.write.number, default=None)
+    move = _first_move(plain, scaled)
+    if move is not None and (first is None or move.number < first.write.number):
+        said = f"`{move.operation}` changes weights by gradients that are still multiplied by the loss scale, {scale:g}: divide them by `scaler.get_scale()` before"
+        return StepFinding("update-with-scaled-gradients", said, move.line, step)
+    if first is not None:
+        return _of_write(first, scaled.inner_line, scale, step)
+    if both != names and (line := _first_other_read(plain, scaled)):
+        said = f"whether the weights are updated depends on a value that is still multiplied by the loss scale, {scale:g}: call `scaler.unscale_(optimizer)` before that, or use the loss itself"
+        return StepFinding("decided-by-scaled-value", said, line, step)
+    line = next((update.line for update in (*scaled.updates, *plain.updates)), "")
+    said = "the update depends on the loss scale, although the loss and its gradients should be divided by it again"
+    return StepFinding("update-depends-on-scale", said, line, step)
+
+
+def judge_overflow(usual: Trial, broken: Trial, step: int) -> StepFinding | None:
+    """A finding if the step does not survive an overflow. usual, broken: the step without and with infinite gradients."""
+    if usual.failure or not usual.updates:
+        return None
+    if broken.failure:
+        said = (
+            f"the step raises if gradients overflow, as they do until GradScaler has found its scale ({broken.failure})"
+        )
+        return StepFinding("fails-on-overflow", f"{said}: let `scaler.step` skip the update", broken.failure_line, step)
+    for update in broken.updates:
+        if update.is_skipped:
+            continue
+        hidden = next(_hiding_writes(broken), None) if update.is_finite else None
+        if hidden is not None:
+            said = f"`{hidden.operation}` replaces gradients that overflow, so that GradScaler neither skips the update nor reduces the loss scale: leave them as they are"
+            return StepFinding("overflow-hidden", said, hidden.line, step)
+        if not update.is_finite:
+            said = f"{update.optimizer}.step() is not skipped if gradients overflow: call `scaler.step(optimizer)`"
+            return StepFinding("update-not-skipped", said, update.line, step)
+    if not broken.updates and all(after >= before for before, after in broken.scales):
+        if broken.constant_line:
+            said = "`update` with a number sets the loss scale in each step, so that it stays too large if gradients overflow: call `scaler.update()` without it"
+            return StepFinding("overflow-not-counted", said, broken.constant_line, step)
+        line = broken.reads[-1][0] if broken.reads else usual.updates[0].line
+        said = "if gradients overflow, the step ends without `scaler.step()` and `scaler.update()`, so that the loss scale stays too large for ever: call both, since `scaler.step` skips the update"
+        return StepFinding("overflow-not-counted", said, line, step)
+    return None
+
+
+def _of_write(first: _Difference, inner_line: str, scale: float, step: int) -> StepFinding:
+    """The finding on the first change of a gradient that is not in proportion to the loss scale. inner_line: of an
+    `autograd.grad` of a scaled loss, "" without one."""
+    write = first.write
+    is_loss_scaled = _is_near(write.loss, scale * first.plain_loss)
+    if write.operation == BACKWARD and inner_line and not is_loss_scaled:
+        said = "the loss contains gradients from `autograd.grad`, such as those of a gradient penalty, that are still multiplied by the loss scale: divide them by `scaler.get_scale()` first"
+        return StepFinding("inner-gradients-scaled", said, inner_line, step)
+    if write.operation == BACKWARD and write.hook:
+        said = f"a hook or an own backward pass does not change gradients in proportion to the loss scale, {scale:g}: do it after `scaler.unscale_(optimizer)`"
+        return StepFinding("hook-on-scaled-gradients", said, write.hook, step)
+    if write.operation == BACKWARD:
+        said = "only a part of the loss is multiplied by the loss scale: add up the losses first, then call `scaler.scale(loss).backward()`"
+        return StepFinding("loss-not-scaled", said, write.line, step)
+    if _is_near(first.plain_factor, 1.0) and _is_near(first.scaled_factor, 1 / scale):
+        said = f"`{write.operation}` divides gradients by the loss scale, and `scaler.step` divides them again: use `scaler.unscale_(optimizer)` instead"
+        return StepFinding("unscale-twice", said, write.line, step)
+    said = f"`{write.operation}` changes gradients that are still multiplied by the loss scale, {scale:g}, and not in proportion to them: call `scaler.unscale_(optimizer)` before it"
+    return StepFinding("change-before-unscale", said, write.line, step)
+
+
+def _first_difference(plain: Trial, scaled: Trial, name: str, scale: float) -> _Difference | None:
+    """The first write of a gradient after which the two steps' norms are not in the ratio of the loss scales."""
+    one, other = plain.writes.get(name, []), scaled.writes.get(name, [])
+    for i, write in enumerate(other):
+        if i >= len(one) or one[i].line != write.line:
+            return None if write.operation == BACKWARD else _Difference(write)
+        if math.isfinite(write.norm) and one[i].norm and not _is_near(write.norm / one[i].norm, scale):
+            return _Difference(write, _factor(one, i), _factor(other, i), one[i].loss)
+    extra = one[len(other) :]
+    return _Difference(extra[0]) if extra and extra[0].operation != BACKWARD else None
+
+
+def _first_move(plain: Trial, scaled: Trial) -> Write | None:
+    """The first change of weights by hand that depends on the loss scale."""
+    differing = list[Write]()
+    for name, writes in scaled.moves.items():
+        for one, other in zip(plain.moves.get(name, ()), writes, strict=False):
+            if not _is_near(other.norm, one.norm):
+                differing.append(other)
+                break
+    return min(differing, key=lambda each: each.number, default=None)
+
+
+def _factor(writes: list[Write], i: int) -> float:
+    """The factor by which write number `i` multiplies a gradient's norm; NaN for the first write."""
+    return writes[i].norm / writes[i - 1].norm if i and writes[i - 1].norm else math.nan
+
+
+def _first_other_read(plain: Trial, scaled: Trial) -> str:
+    """The first line that reads another number at the other loss scale."""
+    for (_, one), (line, other) in zip(plain.reads, scaled.reads, strict=False):
+        if one != other and not _is_near(other, one):
+            return line
+    return ""
+
+
+def _hiding_writes(trial: Trial) -> Iterator[Write]:
+    """Writes that replace an infinite gradient by a finite one."""
+    for name in trial.broken:
+        was_finite = True
+        for write in trial.writes[name]:
+            is_finite = math.isfinite(write.norm)
+            if is_finite and not was_finite and write.norm:
+                yield write
+            was_finite = is_finite
+
+
+def _differing(plain: Mapping[str, Any], scaled: Mapping[str, Any]) -> Iterator[str]:
+    """Names of parameters whose gradients differ, or that only one of two steps updates."""
+    least = NEGLIGIBLE * math.sqrt(sum(_norm(x) ** 2 for x in plain.values()))
+    for name in {**plain, **scaled}:
+        if (
+            name not in plain
+            or name not in scaled
+            or not _norm(scaled[name] - plain[name]) <= max(SAME * _norm(plain[name]), least)
+        ):
+            yield name
+
+
+def _norm(x: Any) -> float:
+    return float(entries(torch.as_tensor(x)).double().norm())
+
+
+def _is_near(x: float, y: float) -> bool:
+    return abs(x - y) <= SAME * abs(y)
+
+
+def _keys(x: torch.Tensor | None) -> list[int]:
+    return [] if x is None else [storage._cdata for storage in memory(x)]

@@ -1,0 +1,1 @@
+"""Errors under the recommended plan over repeated calls: sampler steps, decoder layers, batches."""

@@ -1,0 +1,1 @@
+"""The user's own score of the model: in FP32, and under every verified plan."""

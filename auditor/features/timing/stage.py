@@ -1,0 +1,68 @@
+"""Measures time and memory of the model in FP32 and under every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from ...isolation.process import loose
+from ...numerics.devices import name_of
+from ...numerics.entries import tensors_in
+from ...numerics.formats import runs
+from ...plan.context import MeasuredModel, PlanningContext
+from ...plan.made import MadePlans
+from ...records import Plan, TimeAndMemory, Timing
+from ...settings import Settings
+from ...stages import Stages
+from ...verify.running import FP32, TODAY, ModelRuns, compare_times
+from ..feature import Feature
+
+
+class TimePlans(Feature):
+    """Times FP32 and every plan, repeatedly."""
+
+    @classmethod
+    def wants(cls, options: Settings) -> bool:
+        """Whether times are asked for, or can be measured on the device at hand."""
+        return options.times
+
+    def after_plans(self, made: MadePlans, planning: PlanningContext, stages: Stages) -> MadePlans:
+        """The plans with their times, and the conditions of the measurement."""
+        with stages("times", "FP32 and every plan, repeatedly"):
+            plans, timing = timed_plans(planning, made.plans)
+        return replace(made, plans=plans, timing=timing)
+
+
+FEATURE = TimePlans
+
+
+def timed_plans(model: MeasuredModel, plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], Timing]:
+    """The plans with time and memory of one forward, and the FP32 results that these are compared with.
+
+    On a GPU the plans run natively. On a CPU the plans run in the CPU's half precision, without emulation, and the
+    times say nothing about a GPU. FP32 operations, also those in plans, compute in IEEE arithmetic.
+    """
+    today = bool(loose(model.flags, model.options.where))
+    run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
+    names = [FP32, *([TODAY] if today else []), *run]
+    question = partial(ModelRuns.time, flags=dict(model.flags), threads=torch.get_num_threads())
+    given: dict[str, TimeAndMemory | str] = model.ask(run, question, names=names)
+    lacking = ("eager", "compiled", "memory")
+    found = {
+        name: TimeAndMemory(missing=dict.fromkeys(lacking, one)) if isinstance(one, str) else one
+        for name, one in given.items()
+    }
+    whole = found.pop(FP32)
+    result = {name: compare_times(one, whole) for name, one in found.items()}
+    timing = Timing(
+        device=name_of(model.options.where),
+        batch=next((x.shape[0] for x in tensors_in(model.checks[0]) if x.dim() and not x.is_nested), None),
+        threads=torch.get_num_threads(),
+        fp32=whole,
+        fp32_today=result.get(TODAY),
+    )
+    timed = {name: replace(result[name], decides=model.options.native) for name in run}
+    return {name: replace(plan, timed=timed.get(name)) for name, plan in plans.items()}, timing

@@ -1,0 +1,57 @@
+"""Every feature is its folder and its line: without them the product works, and says no word of the feature."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from auditor.features import FEATURES
+
+MODEL = """
+import torch
+from torch import nn
+
+def get_model():
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
+
+def get_inputs():
+    return torch.randn(8, 16)
+"""
+HELP, AUDIT = ("--help",), ("net.py", "--strategies", "autocast,graph", "--out", "out")
+"""Words of the commands that are run: no feature but the deleted one may be missed by any of them."""
+
+
+def without(feature: str, root: Path, folder: Path) -> Path:
+    """A copy of the package, in which the feature's folder and line are deleted."""
+    for name in ("auditor", "rules", "reports", "docs"):
+        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(folder / "auditor" / "features" / feature)
+    registry = folder / "auditor" / "features" / "__init__.py"
+    text = registry.read_text(encoding="utf-8")
+    line = f'    "{feature}",\n'
+    assert text.count(line) == 1
+    registry.write_text(text.replace(line, ""), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_without_a_feature_the_product_works(feature: str, root: Path, tmp_path: Path) -> None:
+    copy = without(feature, root, tmp_path)
+    (copy / "net.py").write_text(MODEL)
+    for words in (HELP, AUDIT):
+        run = subprocess.run(
+            [sys.executable, "-m", "auditor", *words], cwd=copy, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stderr
+    assert (copy / "out" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_nothing_outside_names_a_feature(feature: str, root: Path) -> None:
+    """What is not in the folder finds it by the registry."""
+    package = root / "auditor"
+    public = package / "__init__.py"  # names the modules of public functions
+    files = [file for file in package.rglob("*.py") if feature not in file.parts and file != public]
+    assert [file for file in files if f"features.{feature}" in file.read_text(encoding="utf-8")] == []
