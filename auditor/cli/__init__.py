@@ -264,6 +264,8 @@ def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
                 about |= {"metavar": "NAME", "help": f"{either(about['choices'])}: {help}"}
         if name == "onnx":
             about |= {"nargs": "?", "const": "fp32"}
+        if not option.flag and not field.is_required():
+            about["nargs"] = "?"
         group = groups.get(name, general) if option.flag else made
         action: Any = group.add_argument(*["-q"] * (name == "quiet"), option.flag or name, **about)
         if option.path:

@@ -17,7 +17,7 @@ BANDS: dict[str, tuple[str, ...]] = {
     "plans": ("score", "settings", "verify", "plan", "training"),
     "telling": ("document", "snippets", "report"),
     "features": ("asked", "progress", "command", "features"),
-    "entry": ("reporters", "flow", "results", "api", "fleet", "cli"),
+    "entry": ("reporters", "flow", "results", "api", "fleet", "commands", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 
@@ -42,8 +42,10 @@ def tree(module: str) -> ast.Module:
 
 
 def room(module: str) -> str:
-    """The room that a module is in: the top package, or a top module by itself."""
-    return module.partition(".")[0]
+    """The room that a module is in: the top package, or a top module by itself. The commands of features, which may run whole
+    audits, are a room above the features."""
+    top, _, rest = module.partition(".")
+    return "commands" if top == "features" and rest.endswith(".command") else top
 
 
 @cache
