@@ -23,7 +23,7 @@ from ..records import Batch, InputRange, NodeReport, Plan, Subject, Verification
 from ..records.audit import FILES, Audit
 from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
-from .findings import causes, repair_words
+from .findings import causes, outputs_beyond, repair_words
 from .margins import range_note
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, criterion_commands, gpu_only_words, inputs_of, limit_line, proposal_words
@@ -190,13 +190,11 @@ def _outputs_beyond(audit: Audit, run: Verification | None) -> str:
 
     Outputs that a criterion covers are excluded; the result is "" without such outputs.
     """
-    errors = run.apart if run is not None else {}
-    offers = {offer.output: offer.criterion for offer in audit.proposals if not offer.holds}
-    beyond = {name: errors[name] for name in errors if ": rel_l2 <= " in offers.get(name, "")}
-    beyond = {name: error for name, error in beyond.items() if error > audit.max_error}
+    beyond = outputs_beyond(audit, run)
     if not beyond:
         return ""
-    worst = max(beyond, key=lambda name: beyond[name])
+    offers = {offer.output: offer.criterion for offer in audit.proposals if not offer.holds}
+    worst = next(iter(beyond))
     more = f" {count(len(beyond) - 1, 'other output')} likewise;" if len(beyond) > 1 else ""
     return (
         f"But output `{worst}` on its own has error {ratio(beyond[worst])}, above the budget of {audit.max_error:g};{more} "

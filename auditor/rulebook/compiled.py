@@ -222,9 +222,10 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 
 def _selects(node: fx.Node) -> bool:
-    """Whether the operation's entries are entries of its inputs: reshapes, selections, and masks."""
+    """Whether the operation's entries are entries of its input: reshapes, selections, and masks. Concatenations store
+    what they join."""
     row = row_of(node)
-    moves = bool(row.entries) or row.packet in ("cat", "stack", "pad", "constant_pad_nd", "gather")
+    moves = bool(row.entries) or row.packet in ("pad", "constant_pad_nd", "gather")
     return moves or row.masks or row.packet in _SELECTING
 
 
