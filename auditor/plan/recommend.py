@@ -128,7 +128,7 @@ def _saves_nothing(allowed: str, what: str, baselines: Mapping[str, Verification
             "No plan is recommended: the model raises an error in low precision, and low precision only where it does "
             f"not saves no {what}"
         )
-    return f"No plan is recommended: low precision is within {allowed}, but saves no {what}"
+    return f"No plan is recommended: low precision that stays within {allowed} saves no {what}"
 
 
 def _out_of_reach(
