@@ -268,7 +268,8 @@ class Session(StepRunner):
         if not is_low:
             self._convert(FP32)
         self._call_step(batch, trail)
-        return trail.trace(self._loss_tensors, self._broken is None)
+        is_skipped = self._broken is not None or bool(self._observer.skipped)
+        return trail.trace(self._loss_tensors, of_loss=not is_skipped)
 
     def _sketch_step(self, batch: Any, is_low: bool, tell: object) -> Results:
         """Run the next step in the recipe or in FP32; returns the results of its operations."""
