@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture.source import kind_of
+from ...capture.source import kind_of
 
 DEPTH = 3
 """How deep lists, dicts and objects that hold tensors are searched."""
