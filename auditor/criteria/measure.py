@@ -88,31 +88,39 @@ class Criteria:
         A criterion that has no value in `runs` does not hold. predicted: the first-order estimate of the share of the
         limit, from which the expected flips of decisions are computed.
         """
-        found = defaultdict[Criterion, list[CriterionResult]](list)
+        results = defaultdict[Criterion, list[CriterionResult]](list)
         for run in runs:
-            for one in self.evaluate(*run):
-                found[one.criterion].append(one)
-        failed = {one.criterion for run in others for one in self.evaluate(*run) if not one.holds}
+            for result in self.evaluate(*run):
+                results[result.criterion].append(result)
+        missed_in_others = set[Criterion]()
+        for run in others:
+            missed_in_others.update(result.criterion for result in self.evaluate(*run) if not result.holds)
         references = [reference for reference, _ in runs]
-        result = []
-        for criterion in dict.fromkeys((*self.each, *found)):
+        values = list[CriterionValue]()
+        for criterion in dict.fromkeys((*self.each, *results)):
             absent = CriterionResult(criterion, None, 0.0)
-            held = max(found[criterion], key=lambda one: (one.value is not None, one.share), default=absent)
-            outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
-            expected = _expected_value(criterion, outputs, predicted)
+            worst = max(results[criterion], key=lambda result: (result.value is not None, result.share), default=absent)
+            outputs = [self._outputs_of(criterion, reference) for reference in references]
+            has_number = worst.value is not None and not math.isnan(worst.value)
+            has_share = bool(runs) and math.isfinite(worst.share)
             value = CriterionValue(
                 output=criterion.output,
                 kind=criterion.measure_text,
                 sign=criterion.how.sign,
                 limit=criterion.limit,
-                value=None if held.value is None or math.isnan(held.value) else held.value,
-                share=held.share if runs and math.isfinite(held.share) else None,
-                holds=held.value is not None and held.holds and criterion not in failed,
+                value=worst.value if has_number else None,
+                share=worst.share if has_share else None,
+                holds=worst.value is not None and worst.holds and criterion not in missed_in_others,
                 entries=_entries_of(criterion, outputs),
-                predicted=expected,
+                predicted=_expected_value(criterion, outputs, predicted),
             )
-            result.append(value)
-        return tuple(result)
+            values.append(value)
+        return tuple(values)
+
+    def _outputs_of(self, criterion: Criterion, reference: Tensors) -> list[torch.Tensor]:
+        """The outputs that a criterion covers."""
+        indices = self.output_indices(criterion, names_of(reference, self.names))
+        return [reference[index] for index in indices]
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
         """Indices of the outputs that a criterion covers; for `rest_criterion`, outputs that no criterion covers."""

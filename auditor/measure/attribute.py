@@ -243,13 +243,18 @@ class _Hook:
 
     def add(self) -> None:
         """Add the inner products of the waiting gradients to the estimates."""
-        value = tensors_in(self.estimates.measurement.values[self.source])[self.index].contiguous()
-        given = [x for x in (self.waiting, self.returned) if x and value.numel()]
-        self.waiting, self.returned = [], []
+        measurement = self.estimates.measurement
+        value = tensors_in(measurement.values[self.source])[self.index].contiguous()
+        batches = [gradients for gradients in (self.waiting, self.returned) if gradients and value.numel()]
+        self.waiting = []
+        self.returned = []
+        if not batches:
+            return
         with torch.no_grad():
-            stacked = [x[0][None] if len(x) == 1 else torch.stack(x) for x in given]  # a single tensor is not copied
-            result = [*self._products(value, *stacked)] if stacked else []
-            for (fmt, kinds, _), sums in zip(result, by_level([inner for *_, inner in result]), strict=True):
+            stacked = [_stack(gradients) for gradients in batches]
+            products = [*self._products(value, *stacked)]
+            sums_of_products = by_level([inner for _, _, inner in products])
+            for (fmt, kinds, _), sums in zip(products, sums_of_products, strict=True):
                 for kind in kinds:
                     self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(*sums)
 
@@ -258,23 +263,39 @@ class _Hook:
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
         """Yield (format, kinds of error with equal values, inner products of the gradients with this error)."""
         measurement = self.estimates.measurement
-        kinds = dict[str, tuple[str, ...]]()  # kinds of error that are only the rounding of the value
-        for fmt in measurement.formats:
-            trace = self.traces.get(fmt, Trace("rounding", "rounding"))
-            only = {"cast": returned is None, "isolated": trace.isolated == "rounding", "own": trace.own == "rounding"}
-            kinds[fmt] = tuple(kind for kind, rounds in only.items() if rounds)
-        roundings = [(gradients, {fmt: alike for fmt, alike in kinds.items() if alike})]
-        if returned is not None:  # operations that read an output in low precision round it
-            roundings.append((gradients - returned, dict.fromkeys(measurement.formats, ("cast",))))
-        for moved, kinds in roundings:
-            result = inner_products(moved, value, self.samples, [FORMATS[fmt] for fmt in kinds])
-            for (fmt, alike), inner in zip(kinds.items(), result, strict=True):
-                yield fmt, alike, inner
+        yield from self._products_of_roundings(value, gradients, returned)
         for fmt, trace in self.traces.items():
-            for kind, error in measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index):
+            errors = measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index)
+            for kind, error in errors:
                 yield fmt, (kind,), inner_products(gradients, error, self.samples)[0]
         for scheme, kind, error in measurement.quantized.errors(self.name):
             yield scheme, (kind,), inner_products(gradients, error, self.samples)[0]
+
+    def _products_of_roundings(
+        self, value: torch.Tensor, gradients: torch.Tensor, returned: torch.Tensor | None
+    ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
+        """Yield the items of `_products` whose error is only the rounding of the value."""
+        formats = self.estimates.measurement.formats
+        alike = dict[str, tuple[str, ...]]()  # {format: kinds of error that are this rounding}
+        for fmt in formats:
+            trace = self.traces.get(fmt, Trace("rounding", "rounding"))
+            kinds = list[str]()
+            if returned is None:
+                kinds.append("cast")
+            if trace.isolated == "rounding":
+                kinds.append("isolated")
+            if trace.own == "rounding":
+                kinds.append("own")
+            if kinds:
+                alike[fmt] = tuple(kinds)
+        roundings = [(gradients, alike)]
+        if returned is not None:  # operations that read an output in low precision round it
+            roundings.append((gradients - returned, dict.fromkeys(formats, ("cast",))))
+        for moved, kinds_by_format in roundings:
+            rows = [FORMATS[fmt] for fmt in kinds_by_format]
+            products = inner_products(moved, value, self.samples, rows)
+            for (fmt, same_kinds), inner in zip(kinds_by_format.items(), products, strict=True):
+                yield fmt, same_kinds, inner
 
 
 def _steps(measurement: Measurement) -> int:
@@ -285,6 +306,13 @@ def _steps(measurement: Measurement) -> int:
             read = tensors_in(measurement.values[node.all_input_nodes[0].name])
             result += max((max(x.shape[:-1], default=1) for x in read[:1]), default=0)
     return result
+
+
+def _stack(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors [*] as one, [passes, *]; a single one is not copied."""
+    if len(gradients) == 1:
+        return gradients[0][None]
+    return torch.stack([*gradients])
 
 
 Contributions = dict[str, dict[str, Contribution]]
@@ -309,27 +337,34 @@ def first_order(measurement: Measurement, seed: int = 0, output_metric: OutputMe
     """Contributions of all nodes from a few backward passes, see `estimate`."""
     criteria = output_metric.distance if isinstance(output_metric.distance, Criteria) else None
     parts = _parts(measurement, criteria) if criteria else {}
-    passes = {by: estimate(measurement, seed, target, keep=True) for by, target in parts.items()}
-    passes = passes or {"": estimate(measurement, seed)}
+    passes = {name: estimate(measurement, seed, target, keep=True) for name, target in parts.items()}
+    if not passes:
+        passes[""] = estimate(measurement, seed)
 
     def effects(names: Iterable[str], formats: Iterable[str]) -> Contributions:
-        return {
-            name: {fmt: _most({by: one.contribution(name, fmt) for by, one in passes.items()}) for fmt in formats}
-            for name in names
-        }
+        result = Contributions()
+        for name in names:
+            result[name] = {}
+            for fmt in formats:
+                of_criteria = {criterion: own.contribution(name, fmt) for criterion, own in passes.items()}
+                result[name][fmt] = _most(of_criteria)
+        return result
 
     contributions = effects(measurement.values, measurement.formats)
     nodes = measurement.capture.nodes
-    unseen = frozenset(
-        name
-        for name in measurement.errors
-        if name in measurement.blind
-        or (nodes[name].floating and not any(one.passes.get(name) for one in passes.values()))  # no gradient arrived
-        or name in measurement.discrete
-    )
-    numbers = any(name not in nodes or nodes[name].floating for name in measurement.capture.outputs)
+
+    def is_unseen(name: str) -> bool:
+        """Whether the estimates miss an effect of an operation."""
+        if name in measurement.blind or name in measurement.discrete:
+            return True
+        has_gradient = any(own.passes.get(name) for own in passes.values())
+        return nodes[name].floating and not has_gradient
+
+    unseen = frozenset(name for name in measurement.errors if is_unseen(name))
+    has_numbers = any(name not in nodes or nodes[name].floating for name in measurement.capture.outputs)
+    answers = has_numbers and (criteria is None or bool(parts))
     quantized = effects(measurement.quantized.layers, measurement.quantized.schemes)
-    return FirstOrder(contributions, unseen, numbers and (criteria is None or bool(parts)), quantized)
+    return FirstOrder(contributions, unseen, answers, quantized)
 
 
 def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:

@@ -147,15 +147,20 @@ def flag_costs(
     """
     squares = dict[str, float]()
     for n in capture.graph_module.graph.nodes:
-        for fmt, error in [*errors.get(n.name, {}).items()][:1]:
-            effect, split, costs = contributions[n.name][fmt], error.product, dict[str, float]()
-            if row_of(n).recurrent:
-                cost = effect.isolated * FORMATS["tf32"].epsilon / FORMATS[fmt].epsilon
-                costs = {name: cost for name, flag in FLAGS.items() if flag.of == "recurrent"}
-            elif split is not None and split.output:
-                costs = {name: effect.own * local / split.output for name, local in under_flags[n.name].items()}
-            for name, cost in costs.items():
-                squares[name] = squares.get(name, 0.0) + cost**2
+        by_format = errors.get(n.name, {})
+        if not by_format:
+            continue
+        fmt = next(iter(by_format))  # any format: its rounding error cancels
+        effect = contributions[n.name][fmt]
+        split = by_format[fmt].product
+        costs = dict[str, float]()
+        if row_of(n).recurrent:
+            cost = effect.isolated * FORMATS["tf32"].epsilon / FORMATS[fmt].epsilon
+            costs = {name: cost for name, flag in FLAGS.items() if flag.of == "recurrent"}
+        elif split is not None and split.output:
+            costs = {name: effect.own * local / split.output for name, local in under_flags[n.name].items()}
+        for name, cost in costs.items():
+            squares[name] = squares.get(name, 0.0) + cost**2
     return {name: math.sqrt(squares[name]) / budget for name in FLAGS if name in squares}
 
 
