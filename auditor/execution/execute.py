@@ -117,13 +117,16 @@ def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
     """
     if isinstance(decided, torch.Tensor):
         return decided
-    result, given = RECORDED.compute(n, value_of), arguments_with_defaults(n)
+    result = RECORDED.compute(n, value_of)
+    dim = arguments_with_defaults(n).get("dim")
     indices = next((x for x in decided if not is_number(x)), None)
-    if indices is not None and len(decided) == 2 and isinstance(given.get("dim"), int):
-        read, dim = value_of(n.all_input_nodes[0]), given["dim"]
-        kept = indices.dim() == read.dim()
-        picked = read.gather(dim, indices if kept else indices.unsqueeze(dim))
-        result = (picked if kept else picked.squeeze(dim), indices)
+    if indices is not None and len(decided) == 2 and isinstance(dim, int):
+        read = value_of(n.all_input_nodes[0])
+        if indices.dim() == read.dim():
+            picked = read.gather(dim, indices)
+        else:  # the operation removes the dimension
+            picked = read.gather(dim, indices.unsqueeze(dim)).squeeze(dim)
+        result = (picked, indices)
     return tuple(now if is_number(then) else then for now, then in zip(result, decided, strict=True))
 
 

@@ -316,17 +316,21 @@ class Policy(Semantics):
         """
         if source not in self.capture.nodes and source not in self.layout.inputs:
             return ("fp32",) if self.keeps(reader) else ()
-        left, entered = self.enclosing_calls(source), self.enclosing_calls(reader)
+        left = self.enclosing_calls(source)
+        entered = self.enclosing_calls(reader)
         if left == entered:
             return ()
-        shared = 0
+        shared = 0  # number of calls that enclose both
         while shared < min(len(left), len(entered)) and left[shared] == entered[shared]:
             shared += 1
-        by = {"", *self.capture.nodes[source].returned} if left else set[str]()
-        passed = [i for i in range(shared, len(left)) if left[i].key in by or left[i].path == KEPT]
-        exits = [self._exit(left, index) for index in reversed(passed)]
-        entries = ["fp32" if call.path == KEPT else self.wrapped[call.path].entry for call in entered[shared:]]
-        return tuple(step for step in (*exits, *entries) if step is not None)
+        returning = {"", *self.capture.nodes[source].returned} if left else set[str]()
+        steps = list[str | None]()
+        for index in reversed(range(shared, len(left))):
+            if left[index].key in returning or left[index].path == KEPT:
+                steps.append(self._exit(left, index))
+        for call in entered[shared:]:
+            steps.append("fp32" if call.path == KEPT else self.wrapped[call.path].entry)
+        return tuple(step for step in steps if step is not None)
 
     def _exit(self, calls: tuple[Call, ...], index: int) -> str | None:
         path = calls[index].path
