@@ -6,7 +6,7 @@ import inspect
 import itertools
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,33 +69,17 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     Raises: LoadError(slug="missing-inputs" | "bad-inputs" | "missing-weights" | "bad-weights" | "inputs-raise");
     for a Python file also the errors of `parse` and `import_target`.
     """
-    shapes, source, path = [_SHAPE.fullmatch(part) for part in text.split()], f"--inputs {text}", Path(text)
-    if shapes and all(shapes):
+    source = f"--inputs {text}"
+    matches = [_SHAPE.fullmatch(part) for part in text.split()]
+    shapes = [match for match in matches if match]
+    if shapes and len(shapes) == len(matches):
         reseed(seed)
-        return Inputs((_from_shapes(text, [match for match in shapes if match], model),), source, synthetic=True)
-    if ".py" not in text and ":" not in text and path.suffix not in SUFFIXES:
-        raise LoadError(f"cannot read --inputs {text[:200]!r}: {GRAMMAR}", slug="bad-inputs")
+        return Inputs((_from_shapes(text, shapes, model),), source, synthetic=True)
+    path = Path(text)
     if path.suffix in SUFFIXES:
-        if not path.is_file():
-            raise LoadError(f"the inputs file {path} does not exist: check --inputs", slug="missing-inputs")
-        with convert_errors(slug="bad-weights"):
-            if path.suffix in (LINES, ROWS):
-                value: Any = tokenize(model, read_texts(path))
-                return Inputs(as_batches(value, path.name), source)
-            if path.suffix == ".npz":
-                try:
-                    with np.load(path, allow_pickle=False) as arrays:
-                        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-                except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
-                    said = f"{path.name} cannot be read ({error}): write plain arrays with np.savez"
-                    raise LoadError(said, slug="bad-inputs") from error
-                # float64, NumPy's default, becomes float32
-                value = {name: x.float() if x.dtype == torch.float64 else x for name, x in tensors.items()}
-            else:
-                value = read_tensors(path)
-        if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
-            return Inputs((bind_named(model, value, path.name),), source)
-        return Inputs(as_batches(value, path.name), source)
+        return Inputs(_batches_in_file(path, model), source)
+    if ".py" not in text and ":" not in text:
+        raise LoadError(f"cannot read --inputs {text[:200]!r}: {GRAMMAR}", slug="bad-inputs")
     target = parse(text)
     target = replace(target, symbol=target.symbol or "get_inputs")
     with user_code(target, seed):
@@ -103,6 +87,30 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
         what = f"{target.symbol}() in {target.label}"
         value = call(function, what, "inputs-raise") if callable(function) else function
         return Inputs(as_batches(tokenize(model, value), what), source)
+
+
+def _batches_in_file(path: Path, model: nn.Module) -> tuple[Batch, ...]:
+    """The batches in a file of texts, tensors or arrays; a dict of tensors is one batch of named arguments."""
+    if not path.is_file():
+        raise LoadError(f"the inputs file {path} does not exist: check --inputs", slug="missing-inputs")
+    with convert_errors(slug="bad-weights"):
+        if path.suffix in (LINES, ROWS):
+            return as_batches(tokenize(model, read_texts(path)), path.name)
+        value: Any = _read_arrays(path) if path.suffix == ".npz" else read_tensors(path)
+    if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
+        return (bind_named(model, value, path.name),)
+    return as_batches(value, path.name)
+
+
+def _read_arrays(path: Path) -> dict[str, Tensor]:
+    """The arrays of a file of NumPy; float64, NumPy's default, becomes float32."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+        message = f"{path.name} cannot be read ({error}): write plain arrays with np.savez"
+        raise LoadError(message, slug="bad-inputs") from error
+    return {name: x.float() if x.dtype == torch.float64 else x for name, x in tensors.items()}
 
 
 def named_inputs(value: Any, what: str, model: nn.Module) -> tuple[Batch, ...]:
@@ -159,19 +167,25 @@ def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[
     parameters = arguments_of(model.forward)
     if not parameters:
         return batches, ()
-    kinds = {p.kind for p in parameters.values()}
-    most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
-    has_labels = [len(args) == most + 1 and may_end_in_labels(args) for args, _ in batches]
-    if batches and all(has_labels) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+    kinds = [parameter.kind for parameter in parameters.values()]
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    most = sum(kind in by_position for kind in kinds)
+    end_in_labels = [len(args) == most + 1 and may_end_in_labels(args) for args, _ in batches]
+    if batches and all(end_in_labels) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         taken = "one argument" if most == 1 else f"{most} arguments"
         note = f"The last tensor of each batch is taken for labels and left out, since forward takes only {taken}."
         return tuple((args[:-1], kwargs) for args, kwargs in batches), (note,)
-    left = [name for name in LABELS if name not in parameters and any(name in kwargs for _, kwargs in batches)]
+    given = {name for _, kwargs in batches for name in kwargs}
+    left = [name for name in LABELS if name not in parameters and name in given]
     if not left or inspect.Parameter.VAR_KEYWORD in kinds:
         return batches, ()
     listed = " and ".join(f"`{name}`" for name in left)
     note = f"{listed} of each batch: taken for labels and left out, since forward takes no such argument."
-    return tuple((args, {n: x for n, x in kwargs.items() if n not in left}) for args, kwargs in batches), (note,)
+    return tuple((args, _without(kwargs, left)) for args, kwargs in batches), (note,)
+
+
+def _without(kwargs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name not in names}
 
 
 def may_end_in_labels(args: Sequence[Any]) -> bool:

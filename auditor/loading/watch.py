@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import call
@@ -80,18 +80,19 @@ class Watch:
     def compare(self, own: Mapping[str, Tensor], given: Mapping[str, Any], place: Place | None, now: bool) -> None:
         """Compare tensors of the model with the entries of the checkpoint that they were loaded from. now: whether the
         tensors were just loaded, before any conversion."""
-        rows = sorted(FORMATS.values(), key=lambda row: -row.mantissa)
         for name, x in own.items():
             y = given.get(name)
-            if not isinstance(y, Tensor) or not _is_comparable(x) or not _is_comparable(y) or x.shape != y.shape:
+            if not isinstance(y, Tensor) or x.shape != y.shape:
                 continue
-            dtype, at = self.checkpoint.get(x, (y.dtype, place))
-            self.checkpoint[x] = max(dtype, y.dtype, key=significant_bits), at
-            dtypes = (row.dtype for row in rows if row.dtype and row.mantissa < significant_bits(y.dtype))
-            after = next((dtype for dtype in dtypes if _is_equal(y, x, dtype)), y.dtype)  # the dtype that gives `x`
-            asked = not now and x in self.converted and self.converted[x].after is after
-            if after is not y.dtype and x not in self.rounded and not asked:
-                self.rounded[x] = Event(at, y.dtype, after, loss_of(y, x.to(y.device)))
+            if not _is_comparable(x) or not _is_comparable(y):
+                continue
+            dtype, read_at = self.checkpoint.get(x, (y.dtype, place))
+            widest = max(dtype, y.dtype, key=significant_bits)
+            self.checkpoint[x] = (widest, read_at)
+            after = _rounded_to(y, x)
+            is_asked = not now and x in self.converted and self.converted[x].after is after
+            if after is not y.dtype and x not in self.rounded and not is_asked:
+                self.rounded[x] = Event(read_at, y.dtype, after, loss_of(y, x.to(y.device)))
 
     def read_files(self, model: nn.Module) -> None:
         """Compare the model's tensors with the files that were read, to detect rounding on loading."""
@@ -259,6 +260,26 @@ def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tu
     return tuple(rows), tuple(casts)
 
 
+def _rounded_to(stored: Tensor, loaded: Tensor) -> torch.dtype:
+    """The dtype with the most significant bits to which a stored tensor was rounded, if it was; else its own dtype."""
+    rows = sorted(FORMATS.values(), key=lambda row: -row.mantissa)
+    for row in rows:
+        is_narrower = row.mantissa < significant_bits(stored.dtype)
+        if row.dtype and is_narrower and _is_equal(stored, loaded, row.dtype):
+            return row.dtype
+    return stored.dtype
+
+
+def _parts_kept_in_fp32(model: nn.Module, dtypes: Collection[torch.dtype]) -> set[str]:
+    """Parts of module paths that the author keeps in FP32, if the model has weights of the dtypes that this is about."""
+    listed = set[str]()
+    for key, kept_dtypes in KEEP_LISTS.items():
+        if any(dtype in kept_dtypes for dtype in dtypes):
+            parts = vars(model).get(key) or getattr(type(model), key, None)
+            listed.update(parts or ())
+    return listed
+
+
 class _Weights:
     """Parameters and buffers of a model, and the dtypes that the author's code and the checkpoint chose for them.
 
@@ -272,11 +293,12 @@ class _Weights:
         self.names = dict[Tensor, list[str]]()
         for name, x in named_tensors(model):
             self.names.setdefault(x, []).append(name)
-        listed = set[str]()  # parts of module paths that the author keeps in FP32
-        for key, kept_dtypes in KEEP_LISTS.items():
-            if any(x.dtype in kept_dtypes for x in self.names):
-                listed.update(vars(model).get(key) or getattr(type(model), key, None) or ())
-        self.kept = {x for x, names in self.names.items() if listed.intersection(*(n.split(".") for n in names))}
+        listed = _parts_kept_in_fp32(model, {x.dtype for x in self.names})
+        self.kept = set[Tensor]()  # the weights of modules that the author keeps in FP32
+        for x, names in self.names.items():
+            parts = [name.split(".") for name in names]
+            if listed.intersection(*parts):  # by all names of the weight
+                self.kept.add(x)
         parameters = [x for x in self.names if isinstance(x, nn.Parameter)]
         dtypes = {x.dtype for x in parameters if x not in self.kept and significant_bits(x.dtype)}
         self.uniform = dtypes.pop() if len(dtypes) == 1 else None
