@@ -318,7 +318,6 @@ class _Weights:
         Casts of all parameters of a one-dtype checkpoint, or of a module, are not yielded: the author asked for them.
         """
         watch = self.watch
-        owners = [self.modules[name.rpartition(".")[0]] for name in self.names[x]]
         may_be_one_of_all = isinstance(x, nn.Parameter) and x not in self.kept
         rounded = watch.rounded.get(x)
         converted = watch.converted.get(x)
@@ -329,7 +328,8 @@ class _Weights:
                 yield "loading", rounded
         elif converted is not None and converted.module is not None:
             is_current = x.dtype is converted.after
-            is_asked = may_be_one_of_all and is_current and {*owners}.issubset(modules_of(converted.module))
+            of_module = self._owners(x).issubset(modules_of(converted.module))
+            is_asked = may_be_one_of_all and is_current and of_module
             if not is_asked and converted.loss is not None and _is_equal(x, x, converted.after):
                 yield "conversion", converted
         elif created is not None and is_low(x.dtype):
@@ -337,9 +337,22 @@ class _Weights:
             by_default = created.place in watch.default.values()
             if not is_stored_so and (by_default or self.uniform is not x.dtype):
                 yield "creation", created
-        if "scale" in self.names[x][0].rpartition(".")[2] and x not in watch.checkpoint and created is not None:
-            # a scale of 1 that no checkpoint gave, beside 8-bit weights
-            dtypes = (y.dtype for _, y in named_tensors(owners[0]))
-            short = next((dtype for dtype in dtypes if dtype.itemsize == 1 and dtype is not torch.bool), None)
-            if short is not None and _is_comparable(x) and bool((x == 1).all()):
+        if created is not None and x not in watch.checkpoint:
+            short = self._scaled_dtype(x)
+            if short is not None:
                 yield "scale", created._replace(after=short)
+
+    def _owners(self, x: Tensor) -> set[nn.Module]:
+        """The modules that have a tensor."""
+        return {self.modules[name.rpartition(".")[0]] for name in self.names[x]}
+
+    def _scaled_dtype(self, x: Tensor) -> torch.dtype | None:
+        """The dtype of the 8-bit weights beside a scale whose entries are all 1; None for any other tensor."""
+        path, _, name = self.names[x][0].rpartition(".")
+        if "scale" not in name:
+            return None
+        dtypes = [tensor.dtype for _, tensor in named_tensors(self.modules[path])]
+        short = next((dtype for dtype in dtypes if dtype.itemsize == 1 and dtype is not torch.bool), None)
+        if short is None or not _is_comparable(x) or not bool((x == 1).all()):
+            return None
+        return short

@@ -131,16 +131,21 @@ def _antialias(given: Given, dtype: torch.dtype) -> Tensor:
 def _antialias_backward(given: Given, dtype: torch.dtype) -> Tensor:
     """Backward of antialiased resizing; rounds the product of the two weights, its product with the gradient, and each
     partial sum."""
-    r, grad, shape = rounder(dtype), given["grad_output"], given["input_size"]
-    across = _antialias_weights(given, shape[-1], grad.shape[-1], given.get("scales_w"), dtype)
-    down = _antialias_weights(given, shape[-2], grad.shape[-2], given.get("scales_h"), dtype)
+    r = rounder(dtype)
+    grad = given["grad_output"]
+    shape = given["input_size"]
+    height = shape[-2]
+    width = shape[-1]
+    across = _antialias_weights(given, width, grad.shape[-1], given.get("scales_w"), dtype)  # [output, input]
+    down = _antialias_weights(given, height, grad.shape[-2], given.get("scales_h"), dtype)
     rows = _rows(grad.float(), 2)
-    totals = torch.zeros(shape[-2] * shape[-1], rows.shape[1], dtype=dtype)
-    for y, x in itertools.product(range(shape[-2]), range(shape[-1])):
-        weights = r(down[:, y, None] * across[None, :, x]).reshape(-1)
+    totals = torch.zeros(height * width, rows.shape[1], dtype=dtype)
+    for y, x in itertools.product(range(height), range(width)):
+        weights = r(down[:, y, None] * across[None, :, x]).reshape(-1)  # of all outputs
         used = weights.nonzero()[:, 0]
         terms = (weights[used, None] * rows[used]).to(dtype)
-        totals = add_in_order(totals, torch.full_like(used, y * shape[-1] + x), terms)
+        target = torch.full_like(used, y * width + x)
+        totals = add_in_order(totals, target, terms)
     return _from_rows(totals, shape)
 
 
@@ -195,39 +200,40 @@ def _avg_pool_backward(given: Given, dtype: torch.dtype) -> Tensor:
     2-D: the quotients are rounded and added in FP32. 3-D with stride 1 and no padding: the gradients are added in FP32,
     and the sum is divided. Other 3-D: the quotients are rounded and added in the format.
     """
-    r, grad, x = rounder(dtype), given["grad_output"], given["self"]
+    r = rounder(dtype)
+    grad = given["grad_output"]
+    x = given["self"]
     spatial = 3 if given["op"].startswith("avg_pool3d") else 2
     kernel = _several(given["kernel_size"], spatial)
     stride = _several(given["stride"] or kernel, spatial)
     padding = _several(given["padding"], spatial)
-    sizes, outs = x.shape[-spatial:], grad.shape[-spatial:]
-    windows = [_windows(*each) for each in zip(sizes, outs, kernel, stride, padding, strict=True)]
-    divisor = torch.ones(1)
-    for start, end, length in windows:
-        counted = length if given["count_include_pad"] else end - start
-        divisor = (divisor[:, None] * counted.float()).reshape(-1)
-    if given["divisor_override"]:
-        divisor = torch.full_like(divisor, given["divisor_override"])
+    ceil_mode = given["ceil_mode"]
+    counts_padding = given["count_include_pad"]
+    if spatial == 3 and all(step == 1 for step in stride) and not any(padding):
+        divisor_override = given["divisor_override"]
+        options = (kernel, stride, padding, ceil_mode, counts_padding, divisor_override)
+        return torch.ops.aten.avg_pool3d_backward(grad.float(), x.float(), *options).to(dtype)
+    axes = zip(x.shape[-spatial:], grad.shape[-spatial:], kernel, stride, padding, strict=True)
+    windows = [_windows(*axis) for axis in axes]
+    divisor = _window_sizes(given, windows)
     rows = _rows(grad.float(), spatial)
     if spatial == 2:
-        terms = r(rows / r(divisor)[:, None])
-        quotients = _from_rows(terms, grad.shape)
-        summed = aten.avg_pool2d_backward(
-            quotients, x.float(), kernel, stride, padding, given["ceil_mode"], given["count_include_pad"], 1
-        )
-        return summed.to(dtype)
-    if all(step == 1 for step in stride) and not any(padding):
-        return torch.ops.aten.avg_pool3d_backward(
-            grad.float(),
-            x.float(),
-            kernel,
-            stride,
-            padding,
-            given["ceil_mode"],
-            given["count_include_pad"],
-            given["divisor_override"],
-        ).to(dtype)
-    return _spread(r(rows / divisor[:, None]), [(start, end) for start, end, _ in windows], x.shape, dtype)
+        quotients = _from_rows(r(rows / r(divisor)[:, None]), grad.shape)
+        options = (kernel, stride, padding, ceil_mode, counts_padding, 1)
+        return aten.avg_pool2d_backward(quotients, x.float(), *options).to(dtype)
+    bounds = [(start, end) for start, end, _ in windows]
+    return _spread(r(rows / divisor[:, None]), bounds, x.shape, dtype)
+
+
+def _window_sizes(given: Given, windows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """The divisor of each output's window, [outputs]. windows: (first entry, end, length with padding) along each axis."""
+    sizes = torch.ones(1)
+    for start, end, length in windows:
+        counted = length if given["count_include_pad"] else end - start
+        sizes = (sizes[:, None] * counted.float()).reshape(-1)
+    if given["divisor_override"]:
+        return torch.full_like(sizes, given["divisor_override"])
+    return sizes
 
 
 @exception("adaptive_avg_pool2d")

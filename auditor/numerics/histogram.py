@@ -196,19 +196,24 @@ class Profile:
         Differences are in float32, exact for two close numbers (Sterbenz). max_ulp is inf if an entry is finite in the
         tensor but not in the candidate.
         """
-        squares, most, damage = 0.0, 0.0, Counter[str]()
-        for r, low in runs(self._float, candidate.detach()):
-            if not r.numel():
+        squares = 0.0
+        max_ulp = 0.0
+        damage = Counter[str]()
+        for reference, low in runs(self._float, candidate.detach()):
+            if not reference.numel():
                 break
-            c = low.float()
-            gap, size = c - r, c.abs()
-            squares, most = squares + sum_of_squares(gap), max(most, _steps(gap, r, fmt))
-            least, largest = map(float, torch.aminmax(size))
-            if not (fmt.smallest_normal <= least and largest < math.inf):
-                damage += self._damage(r, size, fmt)
+            values = low.float()
+            gap = values - reference
+            sizes = values.abs()
+            squares += sum_of_squares(gap)
+            max_ulp = max(max_ulp, _steps(gap, reference, fmt))
+            least, largest = map(float, torch.aminmax(sizes))
+            is_undamaged = fmt.smallest_normal <= least and largest < math.inf
+            if not is_undamaged:
+                damage += self._damage(reference, sizes, fmt)
         error = self._relative(squares, candidate)
         shares = {kind: damage[kind] / max(self.range.nonzero, 1) for kind in ("underflow", "subnormal")}
-        return Deviation(error, damage["overflow"], damage["nan"], **shares, max_ulp=most)
+        return Deviation(error, damage["overflow"], damage["nan"], **shares, max_ulp=max_ulp)
 
     def _damage(self, reference: torch.Tensor, size: torch.Tensor, fmt: Format) -> Counter[str]:
         """Counts of finite entries that overflowed or underflowed. size: absolute values of the candidate."""
