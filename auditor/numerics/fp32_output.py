@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,13 +37,11 @@ def multiply(name: str, function: Callable[..., Any], low: Any, widen: Callable[
     A GPU uses torch.mm(..., out_dtype=torch.float32). A CPU has no such kernel, and multiplies the rounded inputs in
     FP32: products of two FP16 or BF16 numbers are exact in FP32, so only the order of the sum differs.
     """
-    args, kwargs = low
-    first, second = FACTORS[name]
+    (args, kwargs), (first, second) = low, FACTORS[name]
     x = args[first]
-    y = args[second]
-    if x.device.type == "cuda" and not kwargs and min(x.dim(), y.dim()) >= 2:
-        result = half_matmul(x, y.mT if name == "linear" else y)
-        added = _added(args, first)
+    if x.device.type == "cuda" and not kwargs and min(x.dim(), args[second].dim()) >= 2:
+        result = half_matmul(x, args[second].mT if name == "linear" else args[second])
+        added = args[0] if first else args[2] if len(args) > 2 else None
         return result if added is None else result + added
     args, kwargs = widen(low)
     exact: torch.Tensor = function(*args, **kwargs)
@@ -52,24 +50,11 @@ def multiply(name: str, function: Callable[..., Any], low: Any, widen: Callable[
     return exact
 
 
-def _added(args: Sequence[Any], first: int) -> Any:
-    """What a product adds: the argument before its factors, as of addmm, or a bias after them; None without one."""
-    if first:
-        return args[0]
-    return args[2] if len(args) > 2 else None
-
-
 def half_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`x @ y` in FP32 for at least two dimensions: [*, m, k] @ [*, k, n] -> [*, m, n]."""
     product: Any = _Product.apply
     if y.dim() == 2:
-        rows = x.reshape(-1, x.shape[-1])
-        return product(rows, y).view(*x.shape[:-1], y.shape[-1])
+        return product(x.reshape(-1, x.shape[-1]), y).view(*x.shape[:-1], y.shape[-1])
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])  # type: ignore[no-untyped-call]
-
-    def joined(z: torch.Tensor) -> torch.Tensor:
-        """[b, *, *], with all dimensions of the batch in one."""
-        matrix = z.shape[-2:]
-        return z.expand(*batch, *matrix).reshape(-1, *matrix)
-
-    return product(joined(x), joined(y)).view(*batch, x.shape[-2], y.shape[-1])
+    each = (z.expand(*batch, *z.shape[-2:]).reshape(-1, *z.shape[-2:]) for z in (x, y))
+    return product(*each).view(*batch, x.shape[-2], y.shape[-1])
