@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -118,61 +119,85 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     graph for another call.
     """
     probed = measurement.outputs if target is None else target.outputs
-    moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
-    outputs = [probed[i] for i in moving]
-    forms = [] if target is None else [target.forms[i] for i in moving]
-    batch = _common_length(outputs) if target is None or target.samples else None
+    moving = [index for index, x in enumerate(probed) if is_number(x) and x.requires_grad]
+    outputs = [probed[index] for index in moving]
+    forms = [] if target is None else [target.forms[index] for index in moving]
+    batch = None
+    if target is None or target.samples:
+        batch = _common_length(outputs)
     outputs = [entries(x) for x in outputs]
     outputs_norm = 1.0
     if target is None:
-        outputs_norm = math.hypot(*(float(finite(x.detach()).double().norm()) for x in outputs))
-
-    # Cheap passes all run, several at once; of expensive ones as few as suffice, one by one.
-    light = measurement.elements < LIGHT and _steps(measurement) < STEPS
-    count = 0
-    if outputs:
-        count = MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)
-    at_once = 1
-    if light:
-        fitting = STORED // max(measurement.elements, 1)
-        at_once = max(1, min(count, fitting))
-
+        norms = [float(finite(x.detach()).double().norm()) for x in outputs]
+        outputs_norm = math.hypot(*norms)
+    passes = _plan_passes(measurement, batch, has_outputs=bool(outputs))
     tied = frozenset[str]() if target is None else target.tied
-    estimates = Estimates(measurement, outputs_norm, at_once, tied)
+    estimates = Estimates(measurement, outputs_norm, passes.at_once, tied)
     views = lone_views(measurement)
-    sampled = _values_by_sample(measurement, batch)
-    hooks = {}
-    for place, shape in measurement.places.items():
-        if place.name not in views:
-            samples = batch if place.source in sampled else None
-            hooks[place] = _Hook(estimates, place, shape, samples)
-    measurement.listeners.update(hooks)
+    hooks = _hooks_of(estimates, views, batch)
+    measurement.listeners.update({hook.place: hook for hook in hooks})
     try:
-        drawn = probes(outputs, count, seed, forms)
-        for index in range(count):
-            if index and not light and estimates.scatter() <= ENOUGH:
+        drawn = probes(outputs, passes.most, seed, forms)
+        for index in range(passes.most):
+            is_repeated_dear = index > 0 and not passes.are_cheap
+            if is_repeated_dear and estimates.scatter() <= ENOUGH:
                 break  # before another probe is drawn
             probe = next(drawn)
             estimates.probe = index
             estimates.returned = {id(x): signs for x, signs in zip(outputs, probe.signs, strict=True)}
-            ends = _cheap_ends(measurement) if index and not light else None
+            ends = _cheap_ends(measurement) if is_repeated_dear else None
             beat()
-            is_last = index == count - 1
+            is_last = index == passes.most - 1
             torch.autograd.backward(probe.total, retain_graph=keep or not is_last, inputs=ends)
-        for hook in hooks.values():
+        for hook in hooks:
             hook.add()
     finally:
         measurement.listeners.clear()
+    _copy_to_views(estimates, views)
+    return estimates
 
-    # A view that alone reads a value has the value's gradients and rounding, and no hook of its own.
+
+class _Passes(NamedTuple):
+    """Backward passes of an estimate. most: how many may run. at_once: results of how many wait to be added together.
+    are_cheap: whether all run; of expensive ones as few as suffice run, one by one."""
+
+    most: int
+    at_once: int
+    are_cheap: bool
+
+
+def _plan_passes(measurement: Measurement, batch: int | None, *, has_outputs: bool) -> _Passes:
+    are_cheap = measurement.elements < LIGHT and _steps(measurement) < STEPS
+    most = 0
+    if has_outputs:
+        most = MAX_PROBES if are_cheap else FEW_PROBES.get(batch or 1, 2)
+    if not are_cheap:
+        return _Passes(most, 1, are_cheap)
+    fitting = STORED // max(measurement.elements, 1)
+    return _Passes(most, max(1, min(most, fitting)), are_cheap)
+
+
+def _hooks_of(estimates: Estimates, views: Container[str], batch: int | None) -> list[_Hook]:
+    """A hook on every value with a gradient, except views that alone read a value. batch: number of samples."""
+    measurement = estimates.measurement
+    sampled = _values_by_sample(measurement, batch)
+    hooks = list[_Hook]()
+    for place, shape in measurement.places.items():
+        if place.name not in views:
+            samples = batch if place.source in sampled else None
+            hooks.append(_Hook(estimates, place, shape, samples))
+    return hooks
+
+
+def _copy_to_views(estimates: Estimates, views: Mapping[str, str]) -> None:
+    """Give every view that alone reads a value the value's gradients and rounding, since it has no hook of its own."""
     for name, source in views.items():
         estimates.passes[name] = estimates.passes.get(source, set())
-        for fmt in measurement.formats:
+        for fmt in estimates.measurement.formats:
             same = estimates.sums.get((source, fmt, "cast"))
             if same is not None:
                 estimates.sums[name, fmt, "cast"] = same
                 estimates.sums[name, fmt, "isolated"] = same
-    return estimates
 
 
 def _common_length(outputs: Sequence[torch.Tensor]) -> int | None:
@@ -224,10 +249,14 @@ class _Hook:
     """Computes squared inner products of a value's gradients with the value's errors."""
 
     def __init__(self, estimates: Estimates, place: Place, shape: torch.Size, batch: int | None) -> None:
-        self.estimates, (self.name, self.source, self.index) = estimates, place
+        self.estimates = estimates
+        self.place = place
+        self.name, self.source, self.index = place
         self.traces = estimates.measurement.traces.get(self.name, {})
-        self.samples = batch if batch and shape and shape[0] % batch == 0 else 1
-        self.output = next(iter(estimates.measurement.live.get(self.name, [])[self.index :]), None)
+        has_samples = batch and shape and shape[0] % batch == 0
+        self.samples = batch if batch and has_samples else 1
+        tensors = estimates.measurement.live.get(self.name, [])
+        self.output = tensors[self.index] if self.index < len(tensors) else None
         self.waiting: list[torch.Tensor] = []
         self.returned: list[torch.Tensor] = []
 

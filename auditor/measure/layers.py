@@ -365,18 +365,26 @@ class QuantizedModel:
     def _quantize(
         self, schemes: Mapping[str, str], rounding: Rounding | None, key: str, roles: Roles, args: list[Any]
     ) -> None:
+        """Replace a layer's weight and input in its arguments by their values under its scheme."""
         scheme = schemes.get(key, "")
-        for position, by in roles.quantizers(scheme) if scheme else ():
-            x, is_weight = args[position], position == roles.weight
+        if not scheme:
+            return
+        for position, by in roles.quantizers(scheme):
+            x = args[position]
+            is_weight = position == roles.weight
             if rounding is not None:
                 by = rounding(by, is_weight)
             is_stored = is_weight and _storage(x) in self.keys  # else a copy of the experts that were picked
-            at = (by, _storage(x), x.storage_offset(), x.shape, x.stride()) if is_stored else None
-            if (made := self._weights.get(at)) is None:
-                made = quantize_part(roles, args, position, by, self.spans.get(key)).values
-                if is_stored and made.numel() <= self._room:
-                    self._weights[at], self._room = made, self._room - made.numel()
-            args[position] = made
+            at = None  # a key for the weight and its quantizer
+            if is_stored:
+                at = (by, _storage(x), x.storage_offset(), x.shape, x.stride())
+            values = self._weights.get(at)
+            if values is None:
+                values = quantize_part(roles, args, position, by, self.spans.get(key)).values
+                if is_stored and values.numel() <= self._room:
+                    self._weights[at] = values
+                    self._room -= values.numel()
+            args[position] = values
 
 
 def _cast_inputs(dtype: torch.dtype, module: nn.Module, *inputs: Any) -> Any:

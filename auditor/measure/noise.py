@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -113,18 +114,29 @@ def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, 
 
     Differences are relative L2 errors, or the share of discrete entries that differ.
     """
-    apart, sources = dict[str, float](), list[str]()
-    first, second = (Executor(capture.graph_module) for _ in range(2))
+    differences = dict[str, float]()
+    sources = list[str]()  # the operations whose inputs are equal
+    first = Executor(capture.graph_module)
+    second = Executor(capture.graph_module)
     inputs = capture.bind(subject.model, subject.batches[0])
     try:
         with torch.no_grad(), isolate(seed=seed):
             for n, result, other in run_pairwise(first, second, inputs):
-                pairs = zip(tensors_in(result), tensors_in(other), strict=True)
-                compared = [(a, b) for a, b in pairs if is_plain(a) and is_plain(b)]
-                error = output_error([a for a, _ in compared], [b for _, b in compared]) if compared else 0.0
-                if error > 0 and not any(source.name in apart for source in n.all_input_nodes):
+                error = _difference_of(result, other)
+                if not error > 0:
+                    continue
+                if not any(source.name in differences for source in n.all_input_nodes):
                     sources.append(n.name)
-                apart |= {n.name: error} if error > 0 else {}
+                differences[n.name] = error
     except Exception as error:
         let_through(error)
-    return apart, tuple(sources)
+    return differences, tuple(sources)
+
+
+def _difference_of(result: Any, other: Any) -> float:
+    """The difference of two results, by their plain tensors; 0 without one."""
+    pairs = zip(tensors_in(result), tensors_in(other), strict=True)
+    plain = [(x, y) for x, y in pairs if is_plain(x) and is_plain(y)]
+    if not plain:
+        return 0.0
+    return output_error([x for x, _ in plain], [y for _, y in plain])

@@ -352,24 +352,31 @@ class QuantizedLayers:
 
     def cause(self, name: str, part: Part, error: torch.Tensor) -> tuple[str, str]:
         """The cause of the error in a layer's weight or input (see QuantizedLayer.cause), and its place in words."""
-        made, is_weight = part.made, part.name == "weight"
+        made = part.made
+        is_weight = part.name == "weight"
         if not made.values.isfinite().all():
             return "range", "a value is Inf or NaN"
         within = self._worst_slice(name, error) if is_weight else ""
-        if channels := _outliers(part):
+        channels = _outliers(part)
+        if channels:
             numbers = f"input {_list_numbers('channel', channels)}"
             if is_weight and self._is_grouped(name):
                 numbers += " of each group"
             return "outlier channel", ", ".join(filter(None, (numbers, within)))
-        if rows := _outliers(part, axis=0):
-            return "outlier row", _list_numbers("output channel" if is_weight else "row", rows)
+        rows = _outliers(part, axis=0)
+        if rows:
+            noun = "output channel" if is_weight else "row"
+            return "outlier row", _list_numbers(noun, rows)
         if within:
             return "slice", within
-        if is_weight and (ranges := _unequal_ranges(part)):
-            return "unequal channels", ranges
-        squared = (made.values - part.x).square()
-        lost = float(squared[made.vanished | made.beyond].sum()) >= float(squared.sum()) / 2 > 0
-        return "range" if lost else "rounding", ""
+        if is_weight:
+            ranges = _unequal_ranges(part)
+            if ranges:
+                return "unequal channels", ranges
+        squares = (made.values - part.x).square()
+        out_of_range = float(squares[made.vanished | made.beyond].sum())
+        is_range = out_of_range >= float(squares.sum()) / 2 > 0
+        return "range" if is_range else "rounding", ""
 
     def _is_grouped(self, name: str) -> bool:
         """Whether a layer is a convolution of several groups, whose weight has the input channels of one group."""
@@ -382,13 +389,17 @@ class QuantizedLayers:
 
     def _worst_slice(self, name: str, error: torch.Tensor) -> str:
         """The slice of a fused weight whose results have a much larger relative error than all others; "" if none."""
-        bounds, reference = _slices(self.layers[name].node), self._values[name]
-        norms = [(error[..., i:j].norm(), reference[..., i:j].norm().clamp(min=1e-30)) for i, j in bounds]
-        relative = [float(own / norm) for own, norm in norms]
+        reference = self._values[name]
+        bounds = _slices(self.layers[name].node)
+        relative = list[float]()
+        for low, high in bounds:
+            norm = reference[..., low:high].norm().clamp(min=1e-30)
+            relative.append(float(error[..., low:high].norm() / norm))
         *others, worst = sorted(relative) or [0.0]
         if not others or not worst >= _WORSE_SLICE * others[-1]:
             return ""
-        low, high = bounds[number := relative.index(worst)]
+        number = relative.index(worst)
+        low, high = bounds[number]
         return f"slice {number + 1} of {len(bounds)}, output channels {low} to {high - 1}"
 
 

@@ -494,18 +494,29 @@ def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """Merge reasons that differ only in module, function, operation and numbers; the largest numbers are kept."""
     alike: dict[Reason, list[Reason]] = {}
     for reason in reasons:
-        alike.setdefault(Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules), []).append(reason)
-    return tuple(
-        replace(
-            several[0],
-            modules=tuple(path for each in several for path in each.modules),
-            operations=tuple(name for each in several for name in each.operations),
-            functions=tuple(path for each in several for path in each.functions),
-            adds=max((each.adds for each in several if each.adds is not None), default=None),
-            saves=max((each.saves for each in several if each.saves is not None), default=None),
-            ran=all(each.ran for each in several),
-        )
-        for several in alike.values()
+        shared = Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules)
+        alike.setdefault(shared, []).append(reason)
+    return tuple(map(_merge_reasons, alike.values()))
+
+
+def _merge_reasons(reasons: Sequence[Reason]) -> Reason:
+    modules = list[str]()
+    operations = list[str]()
+    functions = list[str]()
+    for reason in reasons:
+        modules += reason.modules
+        operations += reason.operations
+        functions += reason.functions
+    added = [reason.adds for reason in reasons if reason.adds is not None]
+    saved = [reason.saves for reason in reasons if reason.saves is not None]
+    return replace(
+        reasons[0],
+        modules=tuple(modules),
+        operations=tuple(operations),
+        functions=tuple(functions),
+        adds=max(added, default=None),
+        saves=max(saved, default=None),
+        ran=all(reason.ran for reason in reasons),
     )
 
 

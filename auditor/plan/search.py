@@ -156,29 +156,40 @@ class Cuts:
         allowed = min(allowed, math.sqrt(FORBIDDEN) / 2)
 
         def rank(high: Choice) -> tuple[float, float]:
+            """Sort key: the smaller, the better a choice."""
             point = made(high)
             return max(0.0, point.predicted_error - allowed), point.price
 
+        visits = iter(range(VISITS // max(size, 1)))
+        changes = [(group, Choice.difference) for group in groups]  # to low precision
+        changes += [(group, Choice.union) for group in reversed(groups)]  # to FP32
+
         def downhill(high: Choice) -> Choice:
-            idle = 0
+            """The choice after changes of one group each, as long as they improve it and visits are left."""
+            idle = 0  # number of changes since the last improvement
             for group, change in itertools.cycle(changes):
-                other, idle = change(high, group), idle + 1
-                if idle > len(changes) or (other != high and next(left, None) is None):
+                other = change(high, group)
+                idle += 1
+                if idle > len(changes):
+                    break
+                if other != high and next(visits, None) is None:
                     break
                 if rank(other) < rank(high):
-                    high, idle = other, 0
+                    high = other
+                    idle = 0
             return high
 
-        changes = [(group, Choice.difference) for group in groups]
-        changes += [(group, Choice.union) for group in reversed(groups)]
         cuts = self.towards(lambda high: made(high).predicted_error <= allowed)
-        left = iter(range(VISITS // max(size, 1)))
         within = min(cuts, key=rank)
         over = min((cut for cut in cuts if rank(cut)[0]), key=rank, default=frozenset())
+
+        # One more start: as many groups of the cut within the limit in low precision as the limit allows.
         pending = [group for group in groups if group <= within - over]
-        count = bisect(range(1, len(pending) + 1), 0.0, key=lambda count: rank(within.difference(*pending[:count]))[0])
+        counts = range(1, len(pending) + 1)
+        count = bisect(counts, 0.0, key=lambda count: rank(within.difference(*pending[:count]))[0])
         cuts.append(within.difference(*pending[:count]))
-        return made(min(map(downhill, sorted(dict.fromkeys(cuts), key=rank)), key=rank))
+        starts = sorted(dict.fromkeys(cuts), key=rank)
+        return made(min(map(downhill, starts), key=rank))
 
 
 @dataclass

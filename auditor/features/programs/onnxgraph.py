@@ -329,16 +329,19 @@ def fold_batch_norms(graph: Any, originals: Originals) -> None:
 def _fold_batch_norm(graph: Any, node: Any, before: Any, originals: Originals) -> None:
     """Scale the weights of `before`: y = (w x + b - mean) * gamma / sqrt(variance + eps) + beta, computed in FP64."""
     given = [*before.inputs[1:], *node.inputs[1:]]
-    stored = [None if value is None else _array(value) for value in given]
-    if any(value is not None and array is None for value, array in zip(given, stored, strict=True)):
-        return
+    for value in given:
+        if value is not None and _array(value) is None:
+            return  # not a constant
     exact = [None if value is None else _exact(value, originals) for value in given]
     *own, gamma, beta, mean, variance = exact
-    weight, bias = own[0], own[1] if len(own) > 1 and own[1] is not None else np.zeros_like(mean)
+    weight = own[0]
+    bias = own[1] if len(own) > 1 else None
+    if bias is None:
+        bias = np.zeros_like(mean)
     eps = node.attributes.get_float("epsilon", 1e-5)
     scale = gamma / np.sqrt(variance + eps)  # [c]
-    folded = [_by_channel(weight, scale, before), (bias - mean) * scale + beta]
-    _put_weights(graph, node, before, *folded)
+    scaled = _by_channel(weight, scale, before)
+    _put_weights(graph, node, before, scaled, (bias - mean) * scale + beta)
 
 
 def _put_weights(graph: Any, node: Any, before: Any, weight: Any, bias: Any) -> bool:
