@@ -304,17 +304,23 @@ def make_criterion(
 
     sign: `<=` or `>=`; by default the measure's own, and `>=` for a function with `higher_is_better = True`."""
     if function is None and kind not in KINDS:
-        hint = f": {close}" if (close := suggest(kind, KINDS)) else "."
+        close = suggest(kind, KINDS)
+        hint = f": {close}" if close else "."
         raise bad_criterion(f"{kind!r} is not a kind of criterion{hint} Available: {', '.join(KINDS)}")
-    higher = sign == AT_LEAST or (sign is None and getattr(function, "higher_is_better", None) is True)
-    best = math.inf if function is not None and higher else None
+    best = None
+    if function is not None:
+        prefers_higher = sign is None and getattr(function, "higher_is_better", None) is True
+        if sign == AT_LEAST or prefers_higher:
+            best = math.inf  # until its value for equal outputs is known
     options = () if function else _options(KINDS[kind], said)
     criterion = Criterion(output, kind, math.nan, options, function, best)
     limit = _number(limit, f"the limit of '{output}: {criterion.measure_text}'")
-    criterion, how = replace(criterion, limit=limit), criterion.how
+    criterion = replace(criterion, limit=limit)
+    how = criterion.how
     if sign is not None and sign != how.sign:
         more = "higher" if how.sign == ">=" else "lower"
-        raise bad_criterion(f"{more} values of {kind} are better: write '{criterion}'. {kind}: {how.says}"[:400])
+        message = f"{more} values of {kind} are better: write '{criterion}'. {kind}: {how.says}"
+        raise bad_criterion(message[:400])
     least, most = sorted((how.best, how.worst))
     if not least <= limit <= most or math.isinf(limit):
         within = f"from {least:g} to {most:g}" if math.isfinite(most) else "0 or more, and finite"

@@ -131,23 +131,28 @@ def _floored_quotient(x: Any, y: Any, dtype: torch.dtype) -> Tensor:
 
     By a number, quotients are products with its FP32 inverse; by the number 0 the quotient itself is returned.
     """
-    r, by_number = rounder(dtype), not isinstance(y, Tensor)
-    if by_number and y == 0:
+    r = rounder(dtype)
+    dividend = _in_format(x, dtype)
+    if isinstance(y, Tensor):
+        divisor = _in_format(y, dtype)
+    elif y == 0:
         return (x.float() * _inverse(y)).to(dtype)
-    a = _in_format(x, dtype)
-    b = torch.tensor(float(y), dtype=torch.float32) if by_number else _in_format(y, dtype)
-    inverse = _inverse(y) if by_number else None
-    remainder = torch.fmod(a, b)
-    difference = a - remainder
-    quotient = difference / b if inverse is None else difference * inverse
-    crosses = (remainder != 0) & ((b < 0) != (remainder < 0))
-    quotient = torch.where(crosses, quotient - 1, quotient)
+    else:
+        divisor = torch.tensor(float(y), dtype=torch.float32)
+
+    def divide(z: Tensor) -> Tensor:
+        return z / divisor if isinstance(y, Tensor) else z * _inverse(y)
+
+    remainder = torch.fmod(dividend, divisor)
+    quotient = divide(dividend - remainder)
+    signs_differ = (remainder != 0) & ((divisor < 0) != (remainder < 0))
+    quotient = torch.where(signs_differ, quotient - 1, quotient)
     floor = r(torch.floor(quotient))
     floor = torch.where(quotient - floor > 0.5, r(floor + 1), floor)
-    plain = a / b if inverse is None else a * inverse
+    plain = divide(dividend)
     zero = torch.copysign(torch.zeros(()), plain)
     result = torch.where(quotient != 0, floor, zero)
-    return torch.where(b == 0, plain, result).to(dtype)
+    return torch.where(divisor == 0, plain, result).to(dtype)
 
 
 @exception("round")
