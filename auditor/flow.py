@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +42,7 @@ from .plan.recommend import best_for
 from .plan.repairs import predict_repairs
 from .plan.verified import note_gpu_only, today_of
 from .records import Audit, Environment, Finding, Plan, Subject, Weight
-from .records.audit import Provenance
+from .records.audit import Proposal, Provenance
 from .records.training import Training
 from .report.view import warnings_of
 from .report.words import label
@@ -240,25 +240,30 @@ def _conclude(
     reason: str,
 ) -> Audit:
     """Rate the findings for the recommended plan, predict repairs, and join all results in an Audit."""
-    subject, captured, judged = planning.subject, planning.capture, planning.judged
-    options, measured = planning.options, planning.measured
+    subject = planning.subject
+    captured = planning.capture
+    judged = planning.judged
+    measured = planning.measured
     plan = planned.plans.get(recommended or "")
     with case.stages("follow", f"record the dtypes under {recommended or 'FP32'}"):
         graph = FlowGraph(captured.nodes, measured, judged.verdicts, input_names(captured), judged.exposed)
-        findings = about(planning.findings, planned.plans, recommended, captured, graph, options.strategies)
+        strategies = planning.options.strategies
+        findings = about(planning.findings, planned.plans, recommended, captured, graph, strategies)
         repairs = predict_repairs(planning, planned.plans, recommended, findings)
         replay = under_plan(captured, subject.model, subject.batches[0], plan)
-    followed = Followed(planning, plan, replay, case.stages)
-    of_features = {name: value for feature in case.features for name, value in feature.fields(followed).items()}
+    of_features = _fields_of_features(case.features, Followed(planning, plan, replay, case.stages))
+    proposals = _propose_criteria(planning, planned, plan)
+
+    # Twins are operations of a second path that are recorded under their name in the first.
+    twins = captured.twins
     flops = {name: cost.flops for name, cost in planning.costs.items()}
-    tried = [plan] if plan else [each for each in planned.plans.values() if each.is_verified]
-    runs = [(plan_title(each), each.verification) for each in tried if each.verification]
-    outputs, distance = planning.reference(subject.batches[0]), planning.output_metric.distance
-    proposals = propose(distance, options.criteria, outputs, captured.first, runs, options.max_error)
+    own_findings = [replace(finding, node=twins.get(finding.node, finding.node)) for finding in findings]
+    own_errors = {name: error for name, error in replay.errors.items() if name not in twins}
+    warnings = (*subject.warnings, *captured.warnings, *planned.warnings, *warnings_of(planning, training))
     return Audit(
         **_description(planning, case.stages.seconds),
         nodes=reports_of(captured, measured, judged, findings, flops, replay.dtypes),
-        findings=tuple(replace(each, node=captured.twins.get(each.node, each.node)) for each in findings),
+        findings=tuple(own_findings),
         quantization=judged.layers,
         regions=of_verdicts(measured.regions, captured, judged.verdicts),
         plans=planned.plans,
@@ -272,11 +277,31 @@ def _conclude(
         training=training,
         recommended=recommended,
         recommendation=reason,
-        proposals=tuple(proposals),
-        plan_errors={name: error for name, error in replay.errors.items() if name not in captured.twins},
-        warnings=(*subject.warnings, *captured.warnings, *planned.warnings, *warnings_of(planning, training)),
+        proposals=proposals,
+        plan_errors=own_errors,
+        warnings=warnings,
         **of_features,
     )
+
+
+def _fields_of_features(features: Iterable[Feature], followed: Followed) -> dict[str, Any]:
+    """The fields of Audit that features fill, from the replay under the recommended plan."""
+    fields = dict[str, Any]()
+    for feature in features:
+        fields |= feature.fields(followed)
+    return fields
+
+
+def _propose_criteria(planning: PlanningContext, planned: MadePlans, plan: Plan | None) -> tuple[Proposal, ...]:
+    """Criteria for outputs without one, by how the recommended plan changes them, or by all verified plans without
+    one."""
+    tried = [plan] if plan else [other for other in planned.plans.values() if other.is_verified]
+    runs = [(plan_title(other), other.verification) for other in tried if other.verification]
+    options = planning.options
+    outputs = planning.reference(planning.subject.batches[0])
+    distance = planning.output_metric.distance
+    proposals = propose(distance, options.criteria, outputs, planning.capture.first, runs, options.max_error)
+    return tuple(proposals)
 
 
 def _description(planning: PlanningContext, seconds: Mapping[str, float]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -48,7 +49,8 @@ def noise_of(
     if path.repeated is not None and not native:
         return FP32Runs(Noise(runs=2), {id(subject.batches[0]): path.repeated})
     batch = (subject.held_out or subject.batches)[0]
-    first, moved, runs = run_model(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
+    first = run_model(subject.model, batch, seed=seed)
+    moved = [torch.empty(REPEATED[-1])]  # tensors that move the next runs to other memory addresses
     graded: NamedTensors | str
     try:
         graded = run_model(subject.model, batch, seed=seed, gradients=True)
@@ -57,28 +59,39 @@ def noise_of(
         graded = describe(error, None)
     if not native and not isinstance(graded, str) and RECORDED.same([*first], [*graded]):
         return FP32Runs(Noise(runs=2), {id(batch): first})
-    apart, joint = 0.0, 0.0
+    count = 1
+    apart = 0.0
+    joint = 0.0
     outputs: dict[str, float] = {}
     for size in REPEATED:
         moved.append(torch.empty(size))
         try:
-            again = run_model(subject.model, batch, seed=seed)
-            apart, joint = max(apart, output_metric.distance(first, again)), max(joint, output_error(first, again))
+            repeated = run_model(subject.model, batch, seed=seed)
+            distance = output_metric.distance(first, repeated)
+            error_of_all = output_error(first, repeated)
         except Exception as refused:
             let_through(refused)
             break
-        runs += 1
-        for name, was, now in zip(first.names, first, again, strict=True):
-            outputs[name] = max(outputs.get(name, 0.0), output_error([was], [now]))
-    nodes, sources = _twice(path.capture, subject, seed) if apart or native else ({}, ())
+        apart = max(apart, distance)
+        joint = max(joint, error_of_all)
+        count += 1
+        for name, before, after in zip(first.names, first, repeated, strict=True):
+            outputs[name] = max(outputs.get(name, 0.0), output_error([before], [after]))
+    nodes: Mapping[str, float] = {}
+    operations: tuple[str, ...] = ()
+    if apart or native:
+        nodes, operations = _twice(path.capture, subject, seed)
+    floor = 0.0
+    if operations and not isinstance(output_metric.distance, Criteria):
+        floor = floor_of(apart, joint)
     result = Noise(
-        runs=runs,
+        runs=count,
         error=apart,
         joint=joint,
-        floor=floor_of(apart, joint) if sources and not isinstance(output_metric.distance, Criteria) else 0.0,
+        floor=floor,
         outputs={name: error for name, error in outputs.items() if error},
         nodes=nodes,
-        operations=sources,
+        operations=operations,
     )
     return FP32Runs(result, {id(batch): first}, graded)
 
@@ -101,18 +114,29 @@ def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, 
 
     Differences are relative L2 errors, or the share of discrete entries that differ.
     """
-    apart, sources = dict[str, float](), list[str]()
-    first, second = (Executor(capture.graph_module) for _ in range(2))
+    differences = dict[str, float]()
+    sources = list[str]()  # the operations whose inputs are equal
+    first = Executor(capture.graph_module)
+    second = Executor(capture.graph_module)
     inputs = capture.bind(subject.model, subject.batches[0])
     try:
         with torch.no_grad(), isolate(seed=seed):
             for n, result, other in run_pairwise(first, second, inputs):
-                pairs = zip(tensors_in(result), tensors_in(other), strict=True)
-                compared = [(a, b) for a, b in pairs if is_plain(a) and is_plain(b)]
-                error = output_error([a for a, _ in compared], [b for _, b in compared]) if compared else 0.0
-                if error > 0 and not any(source.name in apart for source in n.all_input_nodes):
+                error = _difference_of(result, other)
+                if not error > 0:
+                    continue
+                if not any(source.name in differences for source in n.all_input_nodes):
                     sources.append(n.name)
-                apart |= {n.name: error} if error > 0 else {}
+                differences[n.name] = error
     except Exception as error:
         let_through(error)
-    return apart, tuple(sources)
+    return differences, tuple(sources)
+
+
+def _difference_of(result: Any, other: Any) -> float:
+    """The difference of two results, by their plain tensors; 0 without one."""
+    pairs = zip(tensors_in(result), tensors_in(other), strict=True)
+    plain = [(x, y) for x, y in pairs if is_plain(x) and is_plain(y)]
+    if not plain:
+        return 0.0
+    return output_error([x for x, _ in plain], [y for _, y in plain])

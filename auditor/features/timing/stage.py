@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -45,24 +46,42 @@ def timed_plans(model: MeasuredModel, plans: Mapping[str, Plan]) -> tuple[dict[s
     On a GPU the plans run natively. On a CPU the plans run in the CPU's half precision, without emulation, and the
     times say nothing about a GPU. FP32 operations, also those in plans, compute in IEEE arithmetic.
     """
-    today = bool(loose(model.flags, model.options.where))
-    run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
-    names = [FP32, *([TODAY] if today else []), *run]
+    timeable = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
+    names = [FP32]
+    if loose(model.flags, model.options.where):
+        names.append(TODAY)
+    names += timeable
     question = partial(ModelRuns.time, flags=dict(model.flags), threads=torch.get_num_threads())
-    given: dict[str, TimeAndMemory | str] = model.ask(run, question, names=names)
-    lacking = ("eager", "compiled", "memory")
-    found = {
-        name: TimeAndMemory(missing=dict.fromkeys(lacking, one)) if isinstance(one, str) else one
-        for name, one in given.items()
-    }
-    whole = found.pop(FP32)
-    result = {name: compare_times(one, whole) for name, one in found.items()}
+    answers: dict[str, TimeAndMemory | str] = model.ask(timeable, question, names=names)
+    measured = {name: _measurement(answer) for name, answer in answers.items()}
+    whole = measured.pop(FP32)
+    compared = {name: compare_times(one, whole) for name, one in measured.items()}
     timing = Timing(
         device=name_of(model.options.where),
-        batch=next((x.shape[0] for x in tensors_in(model.checks[0]) if x.dim() and not x.is_nested), None),
+        batch=_length_of_batch(model.checks[0]),
         threads=torch.get_num_threads(),
         fp32=whole,
-        fp32_today=result.get(TODAY),
+        fp32_today=compared.get(TODAY),
     )
-    timed = {name: replace(result[name], decides=model.options.native) for name in run}
-    return {name: replace(plan, timed=timed.get(name)) for name, plan in plans.items()}, timing
+    result = dict[str, Plan]()
+    for name, plan in plans.items():
+        timed = None
+        if name in timeable:
+            timed = replace(compared[name], decides=model.options.native)
+        result[name] = replace(plan, timed=timed)
+    return result, timing
+
+
+def _measurement(answer: TimeAndMemory | str) -> TimeAndMemory:
+    """A measurement; for a message that says why there is none, one without numbers."""
+    if not isinstance(answer, str):
+        return answer
+    return TimeAndMemory(missing=dict.fromkeys(("eager", "compiled", "memory"), answer))
+
+
+def _length_of_batch(batch: Any) -> int | None:
+    """The first size of the first tensor that has one."""
+    for x in tensors_in(batch):
+        if x.dim() and not x.is_nested:
+            return x.shape[0]
+    return None
