@@ -33,7 +33,7 @@ from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
 from .measure.rerun import OutputMetric, of_verdicts
-from .numerics.devices import CPU, follow, free_device_memory, libraries, name_of
+from .numerics.devices import CPU, follow, free_device_memory, is_gpu, libraries, name_of, on_target
 from .plan.all_low import AllLow, run_all_low
 from .plan.context import FreshProcess, MeasuredModel, PlanningContext, Scorer, in_unit
 from .plan.made import MadePlans
@@ -63,9 +63,10 @@ def run(subject: Subject, options: Settings) -> Audit:
     AuditorError (its slug names the condition).
     """
     try:
-        return _audit(subject, options)
+        with on_target(options.where):
+            return _audit(subject, options)
     except Exception as error:
-        full = options.native and device_is_full(error)
+        full = is_gpu(options.where) and device_is_full(error)
         if full:
             traceback.clear_frames(error.__traceback__)  # frees the frames' tensors on the device
         if not full or options.device != "auto":
@@ -130,8 +131,9 @@ def _prepared(subject: Subject, options: Settings) -> Iterator[Case]:
         FreshProcess() as process,
     ):
         stages = Stages(options.progress)
-        device = follow(options.device, devices_of(subject.model))
-        options = options.model_copy(update={"resolved_device": device})
+        if options.on != CPU:
+            device = follow(options.device, devices_of(subject.model))
+            options = options.model_copy(update={"resolved_device": device})
         subject = place_subject(subject, options.where, options.seed)
         running = wanted(options)
         for feature in running:

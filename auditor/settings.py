@@ -19,12 +19,24 @@ from pydantic_core import CoreSchema, core_schema
 from .artefact.strategies import GRAPHS, SHIPPED, STRATEGIES
 from .criteria import criteria_of
 from .errors import AuditorError
-from .numerics.devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
+from .numerics.cpus import cpu_row
+from .numerics.devices import (
+    CPU,
+    NATIVE_CPU,
+    TARGETS,
+    choose,
+    gpus,
+    has_clock,
+    is_native,
+    kind_and_number,
+    name_of,
+    row_of,
+)
 from .numerics.formats import DEFAULT, auditable, format_called, runs
 from .numerics.schemes import SCHEMES
 from .records.measure import CODE, Ignore
 from .records.plan import DIRECTIONS
-from .resources import resource_dir, table
+from .resources import resource_dir
 from .rulebook.rule import Rule
 
 if TYPE_CHECKING:
@@ -175,7 +187,10 @@ class Settings(BaseModel):
     ] = "auto"
     """device of the audit: `auto`, `cpu`, `cuda` or `cuda:N`. With `auto`, the GPUs that hold the model, else the current GPU,
     else the CPU. The CPU emulates a GPU"""
-    gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
+    on: Annotated[str, Option(choices=lambda: TARGETS)] = "cuda"
+    """where the model is to run in low precision: `cuda`, or `cpu` for [this machine's CPU](cpu.md), whose own kernels then
+    run the formats"""
+    gpu: Annotated[str | None, Option(choices=gpus)] = None
     """the GPU for which times and memory are predicted; by default the audit's GPU if it is one of these, else A100"""
     mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
     """`training` also audits a [training step](training.md)"""
@@ -188,7 +203,7 @@ class Settings(BaseModel):
     that is predicted to meet the error budget"""
     measure_time: Annotated[StrictBool | None, Option("True or False")] = None
     """measure the [time](method.md#measured-time-and-memory) and peak memory of one forward pass, in FP32 and under
-    every plan; by default on a GPU only"""
+    every plan; by default on a GPU, and with `on` `cpu`"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
     """your own scoring function, called as `func(model)` in FP32 and under every verified plan. On the command line:
     `f.py:func`, or a name in the target's file. See [docs/scores.md](scores.md)"""
@@ -248,6 +263,8 @@ class Settings(BaseModel):
             raise bad("`temperature` needs `generate`: give `generate` as well, or leave `temperature` out")
         if self.generate is not None and self.training:
             raise bad("`generate` works in mode='inference' only: leave `generate` or mode='training' out")
+        if self.on == CPU:
+            self._check_cpu()
         if self.loss_fn is not None and not self.training:
             raise bad("`loss_fn` is for mode='training': pass both, or neither")
         schemes = tuple(name for name in self.formats if name in SCHEMES)
@@ -255,6 +272,14 @@ class Settings(BaseModel):
         most = 1 if self.quick else None
         self.__dict__.update(use=self.use or self.mode, schemes=schemes, formats=formats[:most])
         self.__dict__.update(strategies=self.strategies[:most])
+
+    def _check_cpu(self) -> None:
+        """Check the options that an audit for a CPU does not take."""
+        kind, _ = kind_and_number(self.device)
+        if kind not in ("auto", CPU):
+            raise bad(f"on='cpu' audits this machine's CPU, not {self.device}: leave `device` out")
+        if self.gpu is not None:
+            raise bad("`gpu` is for times on a GPU, and on='cpu' measures times: leave one of them out")
 
     @cached_property
     def rulebook(self) -> tuple[Rule, ...]:
@@ -270,17 +295,23 @@ class Settings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device of the audit: cpu, cuda:0, or the GPUs of the model. Raises: AuditorError(slug="no-cuda")."""
+        """The device of the audit: cpu, cuda:0, the GPUs of the model, or NATIVE_CPU. Raises:
+        AuditorError(slug="no-cuda")."""
+        if self.on == CPU:
+            return NATIVE_CPU
         return self.resolved_device or choose(self.device)
 
     @property
     def gpu_spec(self) -> str:
-        """The row of plan/devices.toml for predicted times: the requested GPU; by default the audit's, if listed, else A100."""
+        """The row of plan/devices.toml for predicted times: the CPU's as the target; otherwise the requested GPU, by
+        default the audit's, if listed, else A100."""
+        if self.where == NATIVE_CPU:
+            return cpu_row()
         return self.gpu or row_of(name_of(self.where)) or "A100"
 
     @property
     def native(self) -> bool:
-        """Whether a GPU runs the formats natively; otherwise a CPU emulates a GPU."""
+        """Whether the device runs the formats natively; otherwise a CPU emulates a GPU."""
         return is_native(self.where)
 
     @property

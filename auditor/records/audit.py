@@ -87,7 +87,7 @@ class Environment:
 
     auditor: Annotated[str, FileField("version of the auditor")]
     torch: Annotated[str, FileField("version of PyTorch")]
-    device: Annotated[str, FileField("`cpu`, or the GPU's name")]
+    device: Annotated[str, FileField("`cpu` if it emulates a GPU, or the name of the GPU or CPU")]
     execution: Execution
     seed: Annotated[int, FileField("seed of every random choice")]
     seconds: Unwritten[Mapping[str, float]] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from ...isolation.process import loose
-from ...numerics.devices import name_of
+from ...numerics.devices import CPU, is_gpu, name_of
 from ...numerics.entries import tensors_in
 from ...numerics.formats import runs
 from ...plan.context import MeasuredModel, PlanningContext
@@ -42,10 +42,11 @@ FEATURE = TimePlans
 def timed_plans(model: MeasuredModel, plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], Timing]:
     """The plans with time and memory of one forward, and the FP32 results that these are compared with.
 
-    On a GPU the plans run natively. On a CPU the plans run in the CPU's half precision, without emulation, and the
-    times say nothing about a GPU. FP32 operations, also those in plans, compute in IEEE arithmetic.
+    On a GPU, and on a CPU as the target, the plans run natively, and the times decide. On a CPU that emulates a GPU the
+    plans run in the CPU's half precision, without emulation, and the times say nothing about a GPU. FP32 operations, also those in plans, compute in IEEE arithmetic.
     """
-    today = bool(loose(model.flags, model.options.where))
+    where = model.options.where
+    today = bool(loose(model.flags, where))
     run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
     names = [FP32, *([TODAY] if today else []), *run]
     question = partial(ModelRuns.time, flags=dict(model.flags), threads=torch.get_num_threads())
@@ -58,7 +59,7 @@ def timed_plans(model: MeasuredModel, plans: Mapping[str, Plan]) -> tuple[dict[s
     whole = found.pop(FP32)
     result = {name: compare_times(one, whole) for name, one in found.items()}
     timing = Timing(
-        device=name_of(model.options.where),
+        device=name_of(where) if is_gpu(where) else CPU,
         batch=next((x.shape[0] for x in tensors_in(model.checks[0]) if x.dim() and not x.is_nested), None),
         threads=torch.get_num_threads(),
         fp32=whole,
