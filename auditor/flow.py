@@ -50,7 +50,7 @@ from .rulebook.causes import FlowGraph, about, findings_of, input_names
 from .rulebook.inputs import input_magnitudes
 from .rulebook.load import spread
 from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of, unsafe_backward
-from .settings import Settings
+from .settings import BOTH, Settings
 from .stages import Stages, explain
 from .training.recommend import choose_plan
 from .training.stage import MeasuredStep, conclude, prepare
@@ -59,9 +59,14 @@ from .training.stage import MeasuredStep, conclude, prepare
 def run(subject: Subject, options: Settings) -> Audit:
     """Audit a subject; its model, and the process's global state, are restored.
 
+    If the audit is for both targets, another audit, for CUDA, is made first, with whose plans this one compares its own.
     If `auto` selected a GPU with too little memory, the audit runs on the CPU instead, with a warning. Raises:
     AuditorError (its slug names the condition).
     """
+    if options.on == BOTH:
+        left_out = {"measure_time": False, "generate": None, "evaluate": None, "scoring": None}
+        for_cuda = run(subject, options.model_copy(update={"on": "cuda", **left_out}))
+        options = options.model_copy(update={"on": CPU, "for_cuda": for_cuda.plans})
     try:
         with on_target(options.where):
             return _audit(subject, options)

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 else:  # else pydantic would import torch for this type
     ScoreFunction = Any
 
+BOTH = "both"
+"""Value of `on`: the CPU is the target, and its plans are compared with those for CUDA."""
+
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
 
 TAKEN = "fp16, bf16, fp8_e4m3, fp8_e5m2, or a quantization scheme such as fp8, int8, mxfp4 or nvfp4"
@@ -155,7 +158,8 @@ class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them.
 
     resolved_device: the audit's device, once the model is loaded; scoring: the imported scoring function. schemes: the
-    quantization schemes among the user's `formats`, moved from there.
+    quantization schemes among the user's `formats`, moved from there. for_cuda: {name: the plan for CUDA}, with which an
+    audit for a CPU compares its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
@@ -187,9 +191,9 @@ class Settings(BaseModel):
     ] = "auto"
     """device of the audit: `auto`, `cpu`, `cuda` or `cuda:N`. With `auto`, the GPUs that hold the model, else the current GPU,
     else the CPU. The CPU emulates a GPU"""
-    on: Annotated[str, Option(choices=lambda: TARGETS)] = "cuda"
+    on: Annotated[str, Option(choices=lambda: (*TARGETS, BOTH))] = "cuda"
     """where the model is to run in low precision: `cuda`, or `cpu` for [this machine's CPU](cpu.md), whose own kernels then
-    run the formats"""
+    run the formats; `both` audits for the CPU, and compares its plans with those for CUDA"""
     gpu: Annotated[str | None, Option(choices=gpus)] = None
     """the GPU for which times and memory are predicted; by default the audit's GPU if it is one of these, else A100"""
     mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
@@ -251,6 +255,7 @@ class Settings(BaseModel):
     resolved_device: str | None = None
     scoring: ScoreFunction | None = None
     schemes: tuple[str, ...] = ()
+    for_cuda: Mapping[str, Any] | None = None
 
     def model_post_init(self, context: Any, /) -> None:
         """Check options that depend on one another, and complete them. Raises: AuditorError(slug="bad-option")."""
@@ -263,7 +268,7 @@ class Settings(BaseModel):
             raise bad("`temperature` needs `generate`: give `generate` as well, or leave `temperature` out")
         if self.generate is not None and self.training:
             raise bad("`generate` works in mode='inference' only: leave `generate` or mode='training' out")
-        if self.on == CPU:
+        if self.on != "cuda":
             self._check_cpu()
         if self.loss_fn is not None and not self.training:
             raise bad("`loss_fn` is for mode='training': pass both, or neither")
@@ -277,9 +282,9 @@ class Settings(BaseModel):
         """Check the options that an audit for a CPU does not take."""
         kind, _ = kind_and_number(self.device)
         if kind not in ("auto", CPU):
-            raise bad(f"on='cpu' audits this machine's CPU, not {self.device}: leave `device` out")
+            raise bad(f"on={self.on!r} audits this machine's CPU, not {self.device}: leave `device` out")
         if self.gpu is not None:
-            raise bad("`gpu` is for times on a GPU, and on='cpu' measures times: leave one of them out")
+            raise bad(f"`gpu` is for times on a GPU, and on={self.on!r} measures times: leave one of them out")
 
     @cached_property
     def rulebook(self) -> tuple[Rule, ...]:
@@ -297,7 +302,7 @@ class Settings(BaseModel):
     def where(self) -> str:
         """The device of the audit: cpu, cuda:0, the GPUs of the model, or NATIVE_CPU. Raises:
         AuditorError(slug="no-cuda")."""
-        if self.on == CPU:
+        if self.on != "cuda":
             return NATIVE_CPU
         return self.resolved_device or choose(self.device)
 

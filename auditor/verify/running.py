@@ -150,11 +150,19 @@ class ModelRuns:
         around = partial(emulate_unless_native, self.device)
         return self._run_or_reason(plan, ieee(), lambda model: compare(model, around=around))
 
-    def time(self, plan: str, flags: Flags, threads: int) -> TimeAndMemory | str:
-        """Time and memory of one forward on the first batch; for TODAY under the caller's flags."""
+    def time(self, plan: str, flags: Flags, threads: int, only_eager: bool = False) -> TimeAndMemory | str:
+        """Time and memory of one forward on the first batch; for TODAY under the caller's flags. only_eager: whether
+        memory and compiled times are left out."""
         torch.set_num_threads(threads)
         around = under(flags) if plan == TODAY else ieee()
-        run = partial(time_forward, batch=self.batches[0], device=self.device, seed=self.seed, apart=self.apart)
+        batch = self.batches[0]
+        if only_eager:
+            return self._run_or_reason(
+                plan,
+                around,
+                lambda model: TimeAndMemory(Forward(model, batch, self.device, self.seed).time_eager(model)),
+            )
+        run = partial(time_forward, batch=batch, device=self.device, seed=self.seed, apart=self.apart)
         return self._run_or_reason(plan, around, run)
 
     def natively(self, plan: str) -> str:
@@ -171,6 +179,10 @@ class ModelRuns:
                 return f"with gradients enabled, {failure_of(error)}"
             return ""
 
+        return self._run_or_reason(plan, ieee(), run)
+
+    def run_or_reason(self, plan: str, run: Callable[[nn.Module], T]) -> T | str:
+        """The result of `run` on the model under a plan, with FP32 in IEEE arithmetic; as text, why it failed."""
         return self._run_or_reason(plan, ieee(), run)
 
     def _run_or_reason(self, plan: str, around: AbstractContextManager[None], run: Callable[[nn.Module], T]) -> T | str:
