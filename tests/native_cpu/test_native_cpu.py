@@ -1,6 +1,8 @@
 """The CPU as the target: its own kernels and autocast lists, run for real, give the errors that an audit states."""
 
 import copy
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +12,17 @@ from torch import nn
 import auditor
 from auditor.emulation.regions import one_stack, region_now
 from auditor.errors import AuditorError
+from auditor.flow import run
 from auditor.isolation.run_model import run_model
+from auditor.loading import load
 from auditor.numerics.devices import NATIVE_CPU, on_target, target_type
 from auditor.numerics.kernels import run_op
+from auditor.numerics.metrics import output_error
 from auditor.numerics.operations import operation
-from tests.native_cpu.plainly import differences
+from auditor.results import Audit
+from auditor.settings import Settings
+from auditor.training.replay import gradient_error
+from tests.native_cpu.plainly import differences, plain_run
 
 aten = torch.ops.aten
 
@@ -182,3 +190,52 @@ def test_what_the_cpu_lacks_is_refused_by_torch_and_kept_in_fp32() -> None:
 def test_options_of_a_gpu_are_refused(options: dict[str, str]) -> None:
     with pytest.raises(AuditorError, match="on='cpu'"):
         audited(nn.Linear(2, 2), (torch.randn(1, 2),), **options)
+
+
+FILE = """
+import torch
+from torch import nn
+
+def get_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
+
+def get_inputs():
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+"""
+
+
+def test_the_artefact_does_in_the_users_process_what_was_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit verifies it in a fresh process; here it is imported as users import it."""
+    file = tmp_path / "net.py"
+    file.write_text(FILE)
+    audit = Audit.of(run(load(str(file)), Settings(on="cpu", measure_time=False)))
+    audit.save(tmp_path / "out")
+    monkeypatch.syspath_prepend(str(tmp_path / "out"))
+    patched_model, inputs = import_module("patched_model"), torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    reference = plain_run(patched_model.original(), (inputs,), {})
+    for name, plan in audit.plans.items():
+        outputs = plain_run(patched_model.build(plan=name).eval(), (inputs,), {})
+        assert output_error(reference, outputs) == plan.measured_error
+    assert not any("own process" in warning for warning in audit.warnings)
+
+
+def test_a_training_step_runs_on_the_cpu() -> None:
+    """The stated error of its gradients is that of a plain step, in a region of the CPU's autocast."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Softmax(-1), nn.Linear(32, 4))
+    inputs, targets = torch.randn(8, 16), torch.randint(0, 4, (8,))
+    loss_fn = nn.functional.cross_entropy
+    before = copy.deepcopy(model)
+    audit = audited(model, (inputs, targets), mode="training", loss_fn=loss_fn, formats="bf16", strategies="autocast")
+    assert audit.training is not None
+
+    def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+        loss_fn(model(inputs).float(), targets).backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    patched = auditor.apply(copy.deepcopy(before), audit.plans["autocast_bf16"])
+    assert audit.training.plan == "autocast_bf16"
+    error = gradient_error(gradients(before), gradients(patched))
+    assert audit.training.errors["bf16"] == pytest.approx(error, rel=1e-6)

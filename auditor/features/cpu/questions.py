@@ -72,7 +72,8 @@ def verbose_lines() -> Iterator[Callable[[], list[str]]]:
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 1)
         try:
-            with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+            on = torch.backends.mkldnn.VERBOSE_ON
+            with torch.backends.mkldnn.verbose(on):  # type: ignore[no-untyped-call]
                 yield lambda: said
         finally:
             c_library.fflush(None)
