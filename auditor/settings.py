@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 else:  # else pydantic would import torch for this type
     ScoreFunction = Any
 
+ABOUT_GPUS = "HWR"
+"""Letters of the rules about the hardware of GPUs: sizes that fit tensor cores, and TF32."""
+
 BOTH = "both"
 """Value of `on`: the CPU is the target, and its plans are compared with those for CUDA."""
 
@@ -288,7 +291,8 @@ class Settings(BaseModel):
 
     @cached_property
     def rulebook(self) -> tuple[Rule, ...]:
-        """The built-in rules and the user's own. Raises: AuditorError, also if `select` matches none of them."""
+        """The built-in rules and the user's own; where the CPU is the target, without those about GPUs. Raises:
+        AuditorError, also if `select` matches none of them."""
         from .rulebook.load import load_rules
 
         result = load_rules([resource_dir("rules"), *([self.rules] if self.rules else [])])
@@ -296,7 +300,9 @@ class Settings(BaseModel):
             if not any(rule.code.startswith(code) for rule in result):
                 lists = "`python -m auditor rules` lists all codes"
                 raise AuditorError(f"`select` matches no rule: no code begins with {code!r}; {lists}", slug="no-rule")
-        return result
+        if self.on != "cuda":
+            return tuple(rule for rule in result if not rule.code.startswith(ABOUT_GPUS))
+        return tuple(result)
 
     @property
     def where(self) -> str:

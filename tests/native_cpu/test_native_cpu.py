@@ -214,7 +214,10 @@ def test_the_artefact_does_in_the_users_process_what_was_verified(
     audit = Audit.of(run(load(str(file)), Settings(on="cpu", measure_time=False)))
     audit.save(tmp_path / "out")
     monkeypatch.syspath_prepend(str(tmp_path / "out"))
-    patched_model, inputs = import_module("patched_model"), torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    patched_model, inputs = (
+        import_module("patched_model"),
+        torch.randn(8, 16, generator=torch.Generator().manual_seed(0)),
+    )
     reference = plain_run(patched_model.original(), (inputs,), {})
     for name, plan in audit.plans.items():
         outputs = plain_run(patched_model.build(plan=name).eval(), (inputs,), {})
@@ -239,3 +242,10 @@ def test_a_training_step_runs_on_the_cpu() -> None:
     assert audit.training.plan == "autocast_bf16"
     error = gradient_error(gradients(before), gradients(patched))
     assert audit.training.errors["bf16"] == pytest.approx(error, rel=1e-6)
+
+
+def test_rules_about_gpus_are_left_out() -> None:
+    """Convolutions of seven channels fit no tensor core, and run in TF32 there."""
+    model, inputs = nn.Conv2d(3, 7, 3).eval(), (torch.randn(2, 3, 8, 8),)
+    assert not [each for each in audited(model, inputs, strategies="cast").findings if each.rule.startswith("HWR")]
+    assert [rule for rule in Settings().rulebook if rule.code.startswith("HWR")]
