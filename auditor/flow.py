@@ -33,7 +33,7 @@ from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
 from .measure.rerun import OutputMetric, of_verdicts
-from .numerics.devices import CPU, follow, free_device_memory, libraries, name_of
+from .numerics.devices import CPU, follow, free_device_memory, is_gpu, libraries, name_of, on_target
 from .plan.all_low import AllLow, run_all_low
 from .plan.context import FreshProcess, MeasuredModel, PlanningContext, Scorer, in_unit
 from .plan.made import MadePlans
@@ -50,7 +50,7 @@ from .rulebook.causes import FlowGraph, about, findings_of, input_names
 from .rulebook.inputs import input_magnitudes
 from .rulebook.load import spread
 from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of, unsafe_backward
-from .settings import Settings
+from .settings import BOTH, Settings
 from .stages import Stages, explain
 from .training.recommend import choose_plan
 from .training.stage import MeasuredStep, conclude, prepare
@@ -59,13 +59,19 @@ from .training.stage import MeasuredStep, conclude, prepare
 def run(subject: Subject, options: Settings) -> Audit:
     """Audit a subject; its model, and the process's global state, are restored.
 
+    If the audit is for both targets, another audit, for CUDA, is made first, with whose plans this one compares its own.
     If `auto` selected a GPU with too little memory, the audit runs on the CPU instead, with a warning. Raises:
     AuditorError (its slug names the condition).
     """
+    if options.on == BOTH:
+        left_out = {"measure_time": False, "generate": None, "evaluate": None, "scoring": None}
+        for_cuda = run(subject, options.model_copy(update={"on": "cuda", **left_out}))
+        options = options.model_copy(update={"on": CPU, "for_cuda": for_cuda.plans})
     try:
-        return _audit(subject, options)
+        with on_target(options.where):
+            return _audit(subject, options)
     except Exception as error:
-        full = options.native and device_is_full(error)
+        full = is_gpu(options.where) and device_is_full(error)
         if full:
             traceback.clear_frames(error.__traceback__)  # frees the frames' tensors on the device
         if not full or options.device != "auto":
@@ -130,8 +136,9 @@ def _prepared(subject: Subject, options: Settings) -> Iterator[Case]:
         FreshProcess() as process,
     ):
         stages = Stages(options.progress)
-        device = follow(options.device, devices_of(subject.model))
-        options = options.model_copy(update={"resolved_device": device})
+        if options.on != CPU:
+            device = follow(options.device, devices_of(subject.model))
+            options = options.model_copy(update={"resolved_device": device})
         subject = place_subject(subject, options.where, options.seed)
         running = wanted(options)
         for feature in running:

@@ -7,19 +7,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
 from ..errors import describe, let_through
 from ..execution.execute import RECORDED, Executor, run_pairwise
 from ..isolation import isolate
+from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.run_model import run_model
+from ..numerics.devices import CPU, target_type
 from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_in
-from ..records import Capture, Contribution, ModelPath, Noise, Subject
+from ..records import Batch, Capture, Contribution, ModelPath, Noise, Subject
 from .rerun import OutputMetric
+
+FUSED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+"""Modules that PyTorch may compute with fused kernels in inference."""
+
+ALIKE = 1e-5
+"""Largest relative L2 difference of FP32 outputs with and without the fused path that counts as rounding."""
 
 REPEATED = (37, 211)
 """For each repeated FP32 run: how many numbers are allocated before the run, so that memory addresses differ."""
@@ -29,12 +38,14 @@ REPEATED = (37, 211)
 class FP32Runs:
     """The measured noise of FP32, and the outputs of the first run as {id of a batch: outputs}.
 
-    graded: outputs with gradients enabled, or the model's exception; None if equal to the first run's on a CPU.
+    graded: outputs with gradients enabled, or the model's exception; None if equal to the first run's on a CPU. fused:
+    whether runs without gradients take PyTorch's fused transformer path, see `takes_fused_path`.
     """
 
     found: Noise = field(default_factory=Noise)
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     graded: list[torch.Tensor] | str | None = None
+    fused: bool = False
 
 
 def noise_of(
@@ -44,12 +55,15 @@ def noise_of(
 
     On a CPU, one more run, with gradients enabled and other memory addresses, suffices if it is bit for bit identical;
     the recording may have found that. On a GPU, or if repeated runs differ, the recorded graph also runs twice, and
-    every operation is compared.
+    every operation is compared. On a CPU as the target, the runs are those of the user: see `takes_fused_path`.
     """
     if path.repeated is not None and not native:
         return FP32Runs(Noise(runs=2), {id(subject.batches[0]): path.repeated})
     batch = (subject.held_out or subject.batches)[0]
     first = run_model(subject.model, batch, seed=seed)
+    fused = target_type() == CPU and takes_fused_path(subject, batch, first, seed)
+    if fused:
+        first = run_model(subject.model, batch, seed=seed, fused=True)
     moved = [torch.empty(REPEATED[-1])]  # tensors that move the next runs to other memory addresses
     graded: NamedTensors | str
     try:
@@ -66,7 +80,7 @@ def noise_of(
     for size in REPEATED:
         moved.append(torch.empty(size))
         try:
-            repeated = run_model(subject.model, batch, seed=seed)
+            repeated = run_model(subject.model, batch, seed=seed, fused=fused)
             distance = output_metric.distance(first, repeated)
             error_of_all = output_error(first, repeated)
         except Exception as refused:
@@ -93,7 +107,23 @@ def noise_of(
         nodes=nodes,
         operations=operations,
     )
-    return FP32Runs(result, {id(batch): first}, graded)
+    return FP32Runs(result, {id(batch): first}, graded, fused)
+
+
+def takes_fused_path(subject: Subject, batch: Batch, unfused: NamedTensors, seed: int) -> bool:
+    """Whether PyTorch's fused transformer path changes the FP32 outputs by no more than FP32's rounding.
+
+    Users of such a model get that path, so plans are compared there. Where it changes more, since it leaves out entries
+    that a mask hides, plans would be compared with other numbers. unfused: the outputs without the fused path.
+    """
+    if not any(isinstance(module, FUSED) for module in modules_of(subject.model)):
+        return False
+    try:
+        error = output_error(unfused, run_model(subject.model, batch, seed=seed, fused=True))
+    except Exception as error_of_path:
+        let_through(error_of_path)
+        return False
+    return 0 < error <= ALIKE
 
 
 def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:

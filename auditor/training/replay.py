@@ -18,7 +18,7 @@ from ..execution.execute import Executor, Observe, Semantics, SeparateResults, S
 from ..execution.policy import Policy, plain
 from ..isolation import isolate
 from ..numerics.casting import round_tree
-from ..numerics.devices import NATIVE
+from ..numerics.devices import CPU, NATIVE, target_type
 from ..numerics.entries import dense, is_plain
 from ..numerics.formats import FORMATS
 from ..numerics.kernels import CUDA_ARITHMETIC
@@ -56,9 +56,9 @@ class Step:
     by_parameter: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether the step runs on a GPU."""
-        return any(isinstance(x, torch.Tensor) and x.device.type in NATIVE for x in self.flat)
+    def is_native(self) -> bool:
+        """Whether the step runs natively: on a GPU, or on a CPU as the target."""
+        return target_type() == CPU or any(isinstance(x, torch.Tensor) and x.device.type in NATIVE for x in self.flat)
 
 
 def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> Step:
