@@ -115,10 +115,20 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str, baselines: Mapp
     return {
         "not asked for": f"No plan for {use} was requested: plans of strategy autocast can train",
         "loses": f"Keep the model in FP32: no plan within {allowed} {fails}",
-        "saves nothing": f"No plan is recommended: low precision is within {allowed}, but saves no {GAINS[first.objective]}",
+        "saves nothing": _saves_nothing(allowed, GAINS[first.objective], baselines),
         "lowers nothing": f"No plan is recommended: within {allowed}, no plan runs any operation in low precision",
         "out of reach": _out_of_reach(plans, max_error, allowed, baselines),
     }[outcome(plans, use)]
+
+
+def _saves_nothing(allowed: str, what: str, baselines: Mapping[str, Verification]) -> str:
+    """A text for plans that are within the limits and save nothing. what: the objective, as `time`."""
+    if baselines and all(run.failure for run in baselines.values()):
+        return (
+            "No plan is recommended: the model raises an error in low precision; with the operations that raise in FP32, "
+            f"low precision saves no {what}"
+        )
+    return f"No plan is recommended: low precision that stays within {allowed} saves no {what}"
 
 
 def _out_of_reach(

@@ -10,7 +10,9 @@ from operator import attrgetter
 from ..artefact.strategies import strategy_of
 from ..numerics.formats import runs
 from ..records import Contribution, Finding, Plan, Repair, Verdict
+from ..records.measure import FAILURES
 from ..records.paths import module_of
+from ..rulebook.failures import OTHERS
 from .context import PlanningContext
 from .problem import Problem
 from .search import MARGIN, MOST_OFF, Candidate
@@ -97,11 +99,13 @@ def _allowed(plan: Plan, budget: float) -> float:
 
 
 def _causes(findings: Sequence[Finding]) -> dict[str, set[str]]:
-    """{cause: its operations}, of problems: errors and warnings about precision."""
+    """{cause: its operations}, of problems: errors and warnings about precision or mixed dtypes."""
     result: dict[str, set[str]] = {}
     for finding in findings:
-        if finding.node and finding.severity != "info" and finding.measurable:
-            result.setdefault(finding.cause, set()).add(finding.node)
+        repairable = finding.measurable or finding.rule.startswith(FAILURES)
+        if finding.node and finding.severity != "info" and repairable:
+            operations = {finding.node, *finding.evidence.get(OTHERS, ())}
+            result.setdefault(finding.cause, set()).update(operations)
     return result
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from ..artefact.strategies import plan_title
 from ..numerics.formats import FORMATS
@@ -44,65 +46,116 @@ def plan_chart(audit: Audit) -> Chart | None:
 
     A plan with non-finite outputs stands at the upper edge, and one that was not run at its predicted error.
     """
-    placed = [point for plan in audit.plans.values() if (point := _point(plan)) is not None]
-    if not any(math.isfinite(error) for _, error, _ in placed):
+    placed = _placed_plans(audit)
+    finite = [place.error for place in placed if math.isfinite(place.error)]
+    if not finite:
         return None
-    speeds = [plan.speedup for plan, _, _ in placed]
     budget = audit.max_error
-    powers = decades([*(error for _, error, _ in placed), budget], least=-9)
-    step = next(step for step in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, math.inf) if (max(speeds) - 1) / step <= 6)
-    first = math.floor(min(1.0, *speeds) / step)
-    last = max(math.ceil(max(speeds) / step), first + 1)
+    powers = decades([*finite, budget], least=-9)
+    step, ticks = _speed_ticks([place.plan.speedup for place in placed])
+
+    # From speed-ups and errors to pixels.
     right = SMALL - WIDTH + RIGHT
-    x = scale(first * step, last * step, LEFT + INSET, right - INSET)
-    y = scale(powers[0], powers[-1], HEIGHT_OF_PLANS - BOTTOM, TOP + LINE)
+    bottom = HEIGHT_OF_PLANS - BOTTOM
+    x = scale(ticks[0] * step, ticks[-1] * step, LEFT + INSET, right - INSET)
+    y = scale(powers[0], powers[-1], bottom, TOP + LINE)
+    points = list[tuple[float, float]]()
+    for place in placed:
+        height = y(log(place.error)) if math.isfinite(place.error) else TOP
+        points.append((x(place.plan.speedup), height))
     limit = y(log(budget))
-    noun = "share of a limit" if audit.criteria else "error"
-    paths = [("band normal", f"M{LEFT} {limit}H{right}V{HEIGHT_OF_PLANS - BOTTOM}H{LEFT}z")]
+
+    paths = [("band normal", f"M{LEFT} {limit}H{right}V{bottom}H{LEFT}z")]
     paths.append(("budget", f"M{LEFT} {limit}H{right}"))
-    points = [(x(plan.speedup), y(log(error)) if math.isfinite(error) else TOP) for plan, error, _ in placed]
-    names = [(LEFT + 6.0, limit - 6, "start", f"budget {budget:g}")]
-    for (plan, error, note), (at, height) in zip(placed, points, strict=True):
-        kind = plan.format if plan.format in ("fp16", "bf16") else "other"
-        if math.isfinite(error):
-            paths.append((f"mark {kind}{' predicted' * bool(note)}", f"M{at:g} {height:g}h0"))
-        else:
-            paths.append((f"gone {kind}", f"M{at - 4:g} {height - 4:g}l8 8m0-8l-8 8"))
-        star = "* " * (plan.name == audit.recommended)
-        words = f"{star}{plan_title(plan)}{f', {note}' if note else ''}"
-        others = [point for point in points if point != (at, height)]
-        names.append(_name_beside(at, height + 6, words, names, others))
-    speed = "measured" if any(plan.measured_times for plan, _, _ in placed) else "predicted"
-    about = (
-        f"The measured {noun} of each plan, on a logarithmic scale, against its {speed} speed-up. "
-        "Plans in the shaded area are within the budget. * recommended."
-    )
+    names: list[Name] = [(LEFT + 6.0, limit - 6, "start", f"budget {budget:g}")]
+    for place, point in zip(placed, points, strict=True):
+        paths.append(_plan_mark(place, *point))
+        words = _plan_words(place, audit.recommended)
+        others = [other for other in points if other != point]
+        names.append(_name_beside(point[0], point[1] + 6, words, names, others))
     return Chart(
         "Error against speed-up",
-        about,
+        _about_plans(audit, placed),
         HEIGHT_OF_PLANS,
         tuple(paths),
         (),
         "speed-up over FP32",
-        tuple((x(i * step), f"{i * step:g}x") for i in range(first, last + 1)),
-        tuple((y(d), power(10, d)) for d in powers),
+        tuple((x(tick * step), f"{tick * step:g}x") for tick in ticks),
+        tuple((y(exponent), power(10, exponent)) for exponent in powers),
         names=tuple(names),
         width=SMALL,
     )
 
 
-def _point(plan: Plan) -> tuple[Plan, float, str] | None:
-    """(plan, error, a note on it); None for a plan that has no place in the chart: all FP32, failed, or of unknown speed."""
-    ran = plan.verification
-    idle = not plan.has_low and plan.program is None
-    if idle or not math.isfinite(plan.speedup) or (ran is not None and ran.failure):
+class PlacedPlan(NamedTuple):
+    """A plan that has a place in the chart of plans. note: what differs from a measured, finite error."""
+
+    plan: Plan
+    error: float
+    note: str
+
+
+def _placed_plans(audit: Audit) -> list[PlacedPlan]:
+    """The plans of an audit that have a place in the chart, in order."""
+    placed = [_place(plan) for plan in audit.plans.values()]
+    return [place for place in placed if place is not None]
+
+
+def _speed_ticks(speeds: Sequence[float]) -> tuple[float, range]:
+    """The distance of two ticks on the axis of speed-ups, and the ticks as multiples of this distance."""
+    gain = max(speeds) - 1
+    step = next(step for step in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, math.inf) if gain / step <= 6)
+    first = math.floor(min(1.0, *speeds) / step)
+    last = max(math.ceil(max(speeds) / step), first + 1)
+    return step, range(first, last + 1)
+
+
+def _plan_mark(place: PlacedPlan, x: float, y: float) -> tuple[str, str]:
+    """(CSS classes, SVG path) of a plan's point: a dot, or a cross for non-finite outputs."""
+    kind = place.plan.format if place.plan.format in ("fp16", "bf16") else "other"
+    if not math.isfinite(place.error):
+        return f"gone {kind}", f"M{x - 4:g} {y - 4:g}l8 8m0-8l-8 8"
+    style = f"mark {kind}"
+    if place.note:
+        style += " predicted"
+    return style, f"M{x:g} {y:g}h0"
+
+
+def _plan_words(place: PlacedPlan, recommended: str | None) -> str:
+    """The words beside a plan's point."""
+    words = plan_title(place.plan)
+    if place.plan.name == recommended:
+        words = f"* {words}"
+    if place.note:
+        words += f", {place.note}"
+    return words
+
+
+def _about_plans(audit: Audit, placed: Iterable[PlacedPlan]) -> str:
+    noun = "share of a limit" if audit.criteria else "error"
+    speed = "measured" if any(place.plan.measured_times for place in placed) else "predicted"
+    return (
+        f"The measured {noun} of each plan, on a logarithmic scale, against its {speed} speed-up. "
+        "Plans in the shaded area are within the budget. * recommended."
+    )
+
+
+def _place(plan: Plan) -> PlacedPlan | None:
+    """The place of a plan; None for a plan that has no place in the chart: all FP32, failed, or of unknown speed."""
+    is_idle = not plan.has_low and plan.program is None
+    if is_idle or not math.isfinite(plan.speedup):
         return None
-    if ran is None:
-        known = math.isfinite(plan.predicted_error)
-        return (plan, plan.predicted_error, "predicted") if known else None
-    if ran.measured_error is None or not math.isfinite(ran.measured_error):
-        return plan, math.inf, "non-finite"
-    return plan, ran.measured_error, ""
+    verification = plan.verification
+    if verification is None:
+        if not math.isfinite(plan.predicted_error):
+            return None
+        return PlacedPlan(plan, plan.predicted_error, "predicted")
+    if verification.failure:
+        return None
+    error = verification.measured_error
+    if error is None or not math.isfinite(error):
+        return PlacedPlan(plan, math.inf, "non-finite")
+    return PlacedPlan(plan, error, "")
 
 
 Name = tuple[float, float, str, str]
@@ -112,22 +165,39 @@ Name = tuple[float, float, str, str]
 def _name_beside(x: float, y: float, words: str, names: Iterable[Name], points: Iterable[tuple[float, float]]) -> Name:
     """A name on the left or right of its point, as near to the point's height as `names` and other points allow."""
     taken = [_box(name) for name in names]
-    taken += [(left - DOT, left + DOT, height - DOT, height + DOT) for left, height in points]
-    right: Name = (x + BESIDE, y, "start", words)
-    left: Name = (x - BESIDE, y, "end", words)
-    sides = (right, left) if x < SMALL / 2 else (left, right)
+    for left, height in points:
+        taken.append((left - DOT, left + DOT, height - DOT, height + DOT))
+    at_right: Name = (x + BESIDE, y, "start", words)
+    at_left: Name = (x - BESIDE, y, "end", words)
+    sides = (at_right, at_left) if x < SMALL / 2 else (at_left, at_right)
     for shift in SHIFTS:
-        for at, height, anchor, _ in sides:
-            name = (at, height + shift, anchor, words)
-            first, last, top, bottom = _box(name)
-            inside = first >= LEFT and last <= SMALL and top >= 0 and bottom <= HEIGHT_OF_PLANS - BOTTOM
-            if inside and not any(a < last and first < b and c < bottom and top < d for a, b, c, d in taken):
+        for start, height, anchor, _ in sides:
+            name = (start, height + shift, anchor, words)
+            box = _box(name)
+            if _is_inside(box) and not any(_overlap(box, other) for other in taken):
                 return name
     return sides[0]
 
 
-def _box(name: Name) -> tuple[float, float, float, float]:
-    """(left, right, top, bottom) of a name, in pixels."""
+Box = tuple[float, float, float, float]
+"""(left, right, top, bottom), in pixels."""
+
+
+def _is_inside(box: Box) -> bool:
+    """Whether a box lies in the area of the chart of plans."""
+    left, right, top, bottom = box
+    return left >= LEFT and right <= SMALL and top >= 0 and bottom <= HEIGHT_OF_PLANS - BOTTOM
+
+
+def _overlap(box: Box, other: Box) -> bool:
+    left, right, top, bottom = box
+    other_left, other_right, other_top, other_bottom = other
+    beside = other_left < right and left < other_right
+    return beside and other_top < bottom and top < other_bottom
+
+
+def _box(name: Name) -> Box:
+    """The area that a name covers."""
     x, y, anchor, words = name
     width = LETTER * len(words)
     left = x if anchor == "start" else x - width
@@ -136,65 +206,112 @@ def _box(name: Name) -> tuple[float, float, float, float]:
 
 def depth_chart(audit: Audit) -> Chart | None:
     """Local and propagated error of every operation in execution order, and errors under the recommended plan."""
-    nodes = [(i, r) for i, r in enumerate(audit.nodes) if any(e.local_error is not None for e in r.errors.values())]
+    nodes = [(row, report) for row, report in enumerate(audit.nodes) if _has_local_error(report)]
     if not nodes:
         return None
     per_point = math.ceil(len(nodes) / BINS)
-    bins = [nodes[i : i + per_point] for i in range(0, len(nodes), per_point)]
-
-    # {format: the largest error of each bin}; None for a bin without one
-    carried = {fmt: [_worst(b, fmt, True) for b in bins] for fmt in audit.formats}
-    made = {fmt: [_worst(b, fmt, False) for b in bins] for fmt in audit.formats}
-    if audit.plan_errors:
-        carried["plan"] = [_worst_under_plan(b, audit.plan_errors) for b in bins]
-        made["plan"] = []
+    bins = [nodes[start : start + per_point] for start in range(0, len(nodes), per_point)]
+    carried, made = _errors_of_bins(audit, bins)
     budget = list[float]()
     if audit.max_error and not audit.criteria:  # a share of a criterion's limit has no place on this axis
         budget = [audit.max_error]
 
-    shown = [error for fmt in carried for error in (*carried[fmt], *made[fmt])]
-    powers = decades([*shown, *budget])
+    # From bins and errors to pixels.
+    shown: list[float | None] = [*budget]
+    for errors in (*carried.values(), *made.values()):
+        shown += errors
+    powers = decades(shown)
     x = scale(0, max(len(bins) - 1, 1), LEFT + INSET, RIGHT - INSET)
     y = scale(powers[0], powers[-1], HEIGHT - BOTTOM, TOP + MARKS * len(carried))
-    paths = [("budget", f"M{LEFT} {y(log(most))}H{RIGHT}") for most in budget]
-    for row, fmt in enumerate(carried):
-        points = list[tuple[float, float] | None]()
-        gone = list[float]()
-        for i, error in enumerate(carried[fmt]):
-            if error is not None and math.isfinite(error):
-                points.append((x(i), y(log(error))))
-                continue
-            points.append(None)
-            if error is not None:
-                gone.append(x(i) - 2.5)
-        dots = [(x(i), y(log(v))) for i, v in enumerate(made[fmt]) if v is not None and math.isfinite(v)]
-        paths.append((f"dots {fmt}", "".join(f"M{a:g} {b:g}h0" for a, b in dots)))
-        paths.append((f"line {fmt}", curve(points)))
-        paths.append((f"gone {fmt}", "".join(f"M{a:g} {3 + MARKS * row}l5 5m0-5l-5 5" for a in gone)))
 
-    legend = [(fmt, "recommended plan" if fmt == "plan" else label(fmt)) for fmt in carried]
-    legend += [("budget", "budget")] * len(budget)
-    if any(kind.startswith("gone") and path for kind, path in paths):
+    paths = [("budget", f"M{LEFT} {y(log(most))}H{RIGHT}") for most in budget]
+    for strip, fmt in enumerate(carried):
+        paths += _paths_of_format(fmt, carried[fmt], made[fmt], x, y, 3 + MARKS * strip)
+    return Chart(
+        "Error against depth",
+        _about_depth(per_point),
+        HEIGHT,
+        tuple(paths),
+        _depth_legend(carried, paths, has_budget=bool(budget)),
+        "operation, in order",
+        tuple((x(row / per_point), f"{row:,}") for row in round_steps(len(nodes) - 1)),
+        tuple((y(exponent), power(10, exponent)) for exponent in powers),
+        tuple(operations[0][0] for operations in bins),
+        titled=False,
+    )
+
+
+Errors = dict[str, list[float | None]]
+"""{format, or "plan": the largest error of each bin}; None for a bin without one."""
+
+
+def _has_local_error(report: NodeReport) -> bool:
+    return any(error.local_error is not None for error in report.errors.values())
+
+
+def _errors_of_bins(audit: Audit, bins: Sequence[Sequence[tuple[int, NodeReport]]]) -> tuple[Errors, Errors]:
+    """The propagated and the local errors. The plan has no local ones."""
+    carried = Errors()
+    made = Errors()
+    for fmt in audit.formats:
+        carried[fmt] = [_worst(operations, fmt, True) for operations in bins]
+        made[fmt] = [_worst(operations, fmt, False) for operations in bins]
+    if audit.plan_errors:
+        carried["plan"] = [_worst_under_plan(operations, audit.plan_errors) for operations in bins]
+        made["plan"] = []
+    return carried, made
+
+
+def _paths_of_format(
+    fmt: str,
+    carried: Iterable[float | None],
+    made: Iterable[float | None],
+    x: Callable[[float], float],
+    y: Callable[[float], float],
+    top: int,
+) -> list[tuple[str, str]]:
+    """(CSS classes, SVG path) of one format: local errors as dots, propagated errors as a line, non-finite ones as
+    crosses in the strip that starts at height `top`."""
+    dots = ""
+    for at, error in enumerate(made):
+        if error is not None and math.isfinite(error):
+            dots += f"M{x(at):g} {y(log(error)):g}h0"
+    points = list[tuple[float, float] | None]()
+    crosses = ""
+    for at, error in enumerate(carried):
+        if error is not None and math.isfinite(error):
+            points.append((x(at), y(log(error))))
+            continue
+        points.append(None)  # a gap in the line
+        if error is not None:
+            crosses += f"M{x(at) - 2.5:g} {top}l5 5m0-5l-5 5"
+    return [(f"dots {fmt}", dots), (f"line {fmt}", curve(points)), (f"gone {fmt}", crosses)]
+
+
+def _depth_legend(
+    formats: Iterable[str], paths: Iterable[tuple[str, str]], *, has_budget: bool
+) -> tuple[tuple[str, str], ...]:
+    """(CSS class, words) of what the chart of errors shows."""
+    legend = list[tuple[str, str]]()
+    for fmt in formats:
+        words = "recommended plan" if fmt == "plan" else label(fmt)
+        legend.append((fmt, words))
+    if has_budget:
+        legend.append(("budget", "budget"))
+    if any(style.startswith("gone") and path for style, path in paths):
         legend.append(("gone", "× non-finite"))
+    return tuple(legend)
+
+
+def _about_depth(per_point: int) -> str:
     about = (
-        "Relative error of each operation's result against FP32, on a logarithmic scale. Lines: accumulated error with the whole "
-        "model in low precision, and under the recommended plan. Dots: local error, on inputs from the FP32 run. Click a point to see its operation in "
-        "the table."
+        "Relative error of each operation's result against FP32, on a logarithmic scale. "
+        "Lines: accumulated error with the whole model in low precision, and under the recommended plan. "
+        "Dots: local error, on inputs from the FP32 run. Click a point to see its operation in the table."
     )
     if per_point > 1:
         about += f" Each point is the worst of {per_point} consecutive operations."
-    return Chart(
-        "Error against depth",
-        about,
-        HEIGHT,
-        tuple(paths),
-        tuple(legend),
-        "operation, in order",
-        tuple((x(i / per_point), f"{i:,}") for i in round_steps(len(nodes) - 1)),
-        tuple((y(d), power(10, d)) for d in powers),
-        tuple(b[0][0] for b in bins),
-        titled=False,
-    )
+    return about
 
 
 def _worst_under_plan(nodes: Iterable[tuple[int, NodeReport]], errors: Mapping[str, float]) -> float | None:
@@ -227,29 +344,44 @@ def line_chart(
     if not values:
         return
     x = scale(0, last, LEFT + INSET, RIGHT - INSET)
-    bottom = HEIGHT_OF_LINES - BOTTOM
     if linear and 0 < max(values) < 10 * min(values):
-        marks = round_marks(min(values), max(values))
-        y = scale(marks[0], marks[-1], bottom, TOP)
-        y_ticks = [(y(mark), f"{mark:.6g}") for mark in marks]
+        y, y_ticks = _linear_axis(values)
     else:
-        powers = decades(values, least)
-        of_log = scale(powers[0], powers[-1], bottom, TOP)
-
-        def y(value: float) -> float:
-            return of_log(log(value))
-
-        y_ticks = [(of_log(d), power(10, d)) for d in powers]
+        y, y_ticks = _logarithmic_axis(values, least)
+    paths = list[tuple[str, str]]()
+    for style, _, points in curves:
+        path = curve((x(at), y(value)) for at, value in points)
+        paths.append((f"line {style}", path))
     yield Chart(
         label,
         about,
         HEIGHT_OF_LINES,
-        tuple((f"line {style}", curve((x(a), y(b)) for a, b in points)) for style, _, points in curves),
+        tuple(paths),
         tuple((style, words) for style, words, _ in curves),
         x_title,
         tuple((x(at), words) for at, words in x_ticks),
         tuple(y_ticks),
     )
+
+
+Axis = tuple[Callable[[float], float], list[tuple[float, str]]]
+"""A vertical axis: the map from data to pixels, and the ticks as (pixels, words)."""
+
+
+def _linear_axis(values: Sequence[float]) -> Axis:
+    marks = round_marks(min(values), max(values))
+    y = scale(marks[0], marks[-1], HEIGHT_OF_LINES - BOTTOM, TOP)
+    return y, [(y(mark), f"{mark:.6g}") for mark in marks]
+
+
+def _logarithmic_axis(values: Sequence[float], least: int) -> Axis:
+    powers = decades(values, least)
+    of_log = scale(powers[0], powers[-1], HEIGHT_OF_LINES - BOTTOM, TOP)
+
+    def y(value: float) -> float:
+        return of_log(log(value))
+
+    return y, [(of_log(exponent), power(10, exponent)) for exponent in powers]
 
 
 def log(value: float) -> float:
@@ -280,9 +412,13 @@ def round_marks(low: float, high: float) -> list[float]:
 
 
 def curve(points: Iterable[tuple[float, float] | None]) -> str:
-    path, pen_up = "", True
+    """The SVG path of a line through points, with a gap at each None."""
+    path = ""
+    pen_up = True
     for point in points:
-        path += f"{'M' if pen_up else 'L'}{point[0]:g} {point[1]:g}" if point else ""
+        if point is not None:
+            command = "M" if pen_up else "L"
+            path += f"{command}{point[0]:g} {point[1]:g}"
         pen_up = point is None
     return path
 
@@ -290,39 +426,59 @@ def curve(points: Iterable[tuple[float, float] | None]) -> str:
 def gradient_chart(training: Training) -> Chart | None:
     """A histogram of the low-precision gradients against FP16's range, with and without the loss scale; None without
     nonzero ones."""
-    spreads = [m.low for m in training.modules if m.low is not None]
-    pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in training.parameters if p.low)])
+    of_modules = [module.low for module in training.modules if module.low is not None]
+    of_parameters = [significant(parameter.gradient) for parameter in training.parameters if parameter.low]
+    pool = merge_magnitudes([*of_modules, *of_parameters])
     if not pool.nonzero:
         return None
     height = 230
     x = scale(LOWEST, HIGHEST + 1, LEFT, RIGHT)
     init = training.fp16.init if training.fp16 else None
     shift = round(math.log2(init)) if init else 0
-    fp16 = FORMATS["fp16"]
-    stops = (LOWEST, fp16.min_exponent - fp16.mantissa, fp16.min_exponent, math.log2(fp16.largest), HIGHEST + 1)
-    bands = zip(("zero", "subnormal", "normal", "over"), map(x, stops), map(x, stops[1:]), strict=False)
-    paths = [(f"band {kind}", f"M{low:g} {TOP}H{high:g}V{height - BOTTOM}H{low:g}z") for kind, low, high in bands]
+    paths = _fp16_bands(x, height)
     paths.append(("gradient-plain", _staircase(pool, 0, x, height)))
     legend = [("gradient-plain", "without a loss scale")]
     if init is not None and init != 1:
         paths.append(("gradient-scaled", _staircase(pool, shift, x, height)))
         legend.append(("gradient-scaled", f"scaled by {init:,.10g}"))
-    shares = (share(pool.exponents, fp16, by) for by in (0, shift) for share in (underflow_share, subnormal_share))
-    zero, small, *scaled = map(percent, shares)
-    after = "" if init is None else f"; with a loss scale of {init:,.10g}, these shares are {' and '.join(scaled)}"
+
+    zero, subnormal = _lost_shares(pool, 0)
     about = (
-        f"Without a loss scale, {zero} of the low-precision gradient values become zero in FP16, and {small} become subnormal"
-        f"{after}."
+        f"Without a loss scale, {zero} of the low-precision gradient values become zero in FP16, "
+        f"and {subnormal} become subnormal"
     )
+    if init is not None:
+        scaled = " and ".join(_lost_shares(pool, shift))
+        about += f"; with a loss scale of {init:,.10g}, these shares are {scaled}"
     return Chart(
         "Gradients against the range of FP16",
-        f"{about} Heights show shares of the gradient values, on a square-root scale.",
+        f"{about}. Heights show shares of the gradient values, on a square-root scale.",
         height,
         tuple(paths),
         (*legend, *BANDS),
         "magnitude of a gradient",
-        tuple((x(e), power(2, e)) for e in (-40, -32, -24, -14, 0, 16)),
+        tuple((x(exponent), power(2, exponent)) for exponent in (-40, -32, -24, -14, 0, 16)),
     )
+
+
+def _fp16_bands(x: Callable[[float], float], height: int) -> list[tuple[str, str]]:
+    """(CSS classes, SVG path) of the ranges in which FP16 values are zero, subnormal, normal, or too large."""
+    fp16 = FORMATS["fp16"]
+    smallest_subnormal = fp16.min_exponent - fp16.mantissa
+    stops = (LOWEST, smallest_subnormal, fp16.min_exponent, math.log2(fp16.largest), HIGHEST + 1)
+    bands = list[tuple[str, str]]()
+    for kind, (low, high) in zip(("zero", "subnormal", "normal", "over"), pairwise(stops), strict=True):
+        path = f"M{x(low):g} {TOP}H{x(high):g}V{height - BOTTOM}H{x(low):g}z"
+        bands.append((f"band {kind}", path))
+    return bands
+
+
+def _lost_shares(pool: Magnitudes, shift: int) -> tuple[str, str]:
+    """Percentages of gradients, multiplied by 2^shift, that become zero and subnormal in FP16."""
+    fp16 = FORMATS["fp16"]
+    zero = underflow_share(pool.exponents, fp16, shift)
+    subnormal = subnormal_share(pool.exponents, fp16, shift)
+    return percent(zero), percent(subnormal)
 
 
 def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height: int) -> str:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..artefact.strategies import plan_title, strategy_of
-from ..records import Finding, NodeReport, Plan, Repair
+from ..records import Finding, NodeReport, Plan, Repair, Verification
 from ..records.audit import Audit
 from ..records.measure import FAILURES, MEASURED
 from ..records.paths import pattern, place_of, within
@@ -103,6 +103,12 @@ class Cause:
         return max((repair.gain for repair in self._repairs), default=1.0)
 
     @property
+    def is_repaired_first(self) -> bool:
+        """Whether no plan is recommended, and this cause is part of the repair that gains most."""
+        best = self._audit.repairs[:1] if self._audit.recommended is None else ()
+        return any(repair in self._repairs for repair in best)
+
+    @property
     def gain_words(self) -> str:
         """A sentence on the predicted plan after the repair; "" if the repair gains nothing."""
         if not self._repairs:
@@ -174,13 +180,14 @@ class Cause:
 class Causes:
     """All causes, ranked. wanting: errors and warnings; notes: others, one of each kind, without `unconfirmed`: notes that
     the measurement contradicts; about: the plan that severities refer to; fails: whether the model without a plan raises
-    an error."""
+    an error; lost: an output that exceeds the budget by itself under the recommended plan, "" if none does."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
     about: str
     unconfirmed: tuple[Cause, ...] = ()
     fails: bool = False
+    lost: str = ""
 
     @property
     def all(self) -> tuple[Cause, ...]:
@@ -189,8 +196,10 @@ class Causes:
 
     @property
     def to_do(self) -> tuple[Cause, ...]:
-        """Causes of errors and warnings whose repair gains something, or which the plan does not avoid."""
-        return tuple(cause for cause in self.wanting if not cause.is_avoided)
+        """Causes of errors and warnings whose repair gains something, or which the plan does not avoid; those first that
+        the verdict says to repair first."""
+        open_ones = [cause for cause in self.wanting if not cause.is_avoided]
+        return tuple(sorted(open_ones, key=lambda cause: not cause.is_repaired_first))
 
     @property
     def avoided(self) -> tuple[Cause, ...]:
@@ -203,6 +212,10 @@ class Causes:
         said = count(len(self.notes), "note")
         if not self.wanting and self.fails:
             return "the model fails to run without a plan" + f", {said}" * bool(self.notes)
+        if not self.wanting and self.lost:
+            return f"no finding, but output `{self.lost}` alone exceeds the error budget" + f", {said}" * bool(
+                self.notes
+            )
         if not self.wanting:
             none = "the measurement confirms no finding" if self.unconfirmed else "no rule matched"
             return f"nothing to fix, {said}" if self.notes else f"nothing to fix: {none}"
@@ -241,7 +254,21 @@ def causes(audit: Audit) -> Causes:
     elif any(finding.bearing == "stops" for finding in audit.findings):
         about = "No plan uses low precision: severities are the rules' defaults."
     fails = any(ran.failure for ran in audit.baselines.values())
-    return Causes(wanting, notes, about, unconfirmed, fails)
+    chosen = audit.plans.get(audit.recommended or "")
+    lost = outputs_beyond(audit, chosen.verification if chosen is not None else None)
+    return Causes(wanting, notes, about, unconfirmed, fails, next(iter(lost), ""))
+
+
+def outputs_beyond(audit: Audit, run: Verification | None) -> dict[str, float]:
+    """{output: its own error} of outputs beyond the error budget that all outputs together are within, the worst first.
+    Outputs that a criterion covers are excluded."""
+    errors = run.apart if run is not None else {}
+    offers = {offer.output: offer.criterion for offer in audit.proposals if not offer.holds}
+    beyond = dict[str, float]()
+    for name in sorted(errors, key=lambda each: -errors[each]):
+        if ": rel_l2 <= " in offers.get(name, "") and errors[name] > audit.max_error:
+            beyond[name] = errors[name]
+    return beyond
 
 
 def _join_by_kind(audit: Audit, notes: Sequence[Cause]) -> list[Cause]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..numerics.formats import FORMATS
-from ..records import Contribution, Magnitudes, NodeError, NodeReport, Verdict
+from ..records import Contribution, Magnitudes, NodeError, NodeReport, Plan, Verdict
 from ..records.audit import Audit
 from .kept import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
@@ -27,50 +27,86 @@ def table(audit: Audit) -> dict[str, Any]:
 
     def add(text: str | None, most: int | None = None) -> int:
         """Return the index of a text in `strings`; cells contain the index."""
-        return strings.setdefault((text or "")[:most], len(strings))
+        shown = (text or "")[:most]
+        return strings.setdefault(shown, len(strings))
 
-    nodes = audit.nodes
-    at = {r.node.name: i for i, r in enumerate(nodes)}  # {operation: its row}
+    reports = audit.nodes
+    rows = {report.node.name: row for row, report in enumerate(reports)}  # {operation: its row}
     plan = audit.plans.get(audit.recommended or "")
-    why = why_raised(plan) if plan else None
 
-    def rows_read(i: int, report: NodeReport) -> list[int]:
-        """The rows whose results an operation reads, as distances from its own row, which have fewer digits."""
-        names = dict.fromkeys(report.node.inputs)
-        return [i - at[name] for name in names if name in at]
+    # `add` numbers the texts in the order in which the columns below ask for them.
+    return {
+        "formats": [_format_entry(fmt) for fmt in audit.formats],
+        "verdicts": list(VERDICTS),
+        "budget": audit.max_error,
+        **_identity_columns(reports, add),
+        **_range_columns(reports),
+        **_plan_columns(reports, plan, add),
+        "reads": [_rows_read(report, rows) for report in reports],
+        "inputs": _inputs(audit),
+        "outputs": [rows[name] for name in audit.graph_outputs if name in rows],
+        "classes": dict(audit.classes),
+        "measures": measures(audit.formats, planned=plan is not None),
+        "rules": _rules_by_row(reports),
+        "cells": {fmt: _cells(reports, fmt, add, audit.max_error) for fmt in audit.formats},
+        "folds": folds(reports),
+        "strings": list(strings),
+    }
+
+
+def _format_entry(fmt: str) -> dict[str, Any]:
+    return {"key": fmt, "label": label(fmt), "largest": FORMATS[fmt].largest}
+
+
+def _identity_columns(reports: Sequence[NodeReport], add: Callable[..., int]) -> dict[str, list[Any]]:
+    """The columns that say what an operation is, and which source line calls it."""
+    nodes = [report.node for report in reports]
+    return {
+        "name": [node.name for node in nodes],
+        "op": [add(node.op) for node in nodes],
+        "owner": [add(node.owner) for node in nodes],
+        "type": [add(node.owner_type) for node in nodes],
+        "source": [add(line(node.source, node.called_from)) for node in nodes],
+        "code": [add(node.code, LONGEST) for node in nodes],
+        "shape": [add("×".join(map(str, node.shape))) for node in nodes],
+    }
+
+
+def _range_columns(reports: Sequence[NodeReport]) -> dict[str, list[Any]]:
+    """The columns of the results' magnitudes in FP32, and of the FLOPs."""
+    ranges = [report.range for report in reports]
+    return {
+        "max": [_largest(magnitudes) for magnitudes in ranges],
+        "min": [_smallest(magnitudes) for magnitudes in ranges],
+        "flops": [report.flops for report in reports],
+        "histogram": [_histogram(magnitudes) for magnitudes in ranges],
+    }
+
+
+def _plan_columns(reports: Sequence[NodeReport], plan: Plan | None, add: Callable[..., int]) -> dict[str, list[int]]:
+    """The columns of the formats and dtypes under the recommended plan, and of the reasons for FP32."""
+    why = why_raised(plan) if plan else None
 
     def reason_for_fp32(report: NodeReport) -> str:
         return why(report) if why else ""
 
-    # `add` numbers the texts in the order in which the columns below ask for them.
     return {
-        "formats": [{"key": f, "label": label(f), "largest": FORMATS[f].largest} for f in audit.formats],
-        "verdicts": list(VERDICTS),
-        "budget": audit.max_error,
-        "name": [r.node.name for r in nodes],
-        "op": [add(r.node.op) for r in nodes],
-        "owner": [add(r.node.owner) for r in nodes],
-        "type": [add(r.node.owner_type) for r in nodes],
-        "source": [add(line(r.node.source, r.node.called_from)) for r in nodes],
-        "code": [add(r.node.code, LONGEST) for r in nodes],
-        "shape": [add("×".join(map(str, r.node.shape))) for r in nodes],
-        "max": [_largest(r.range) for r in nodes],
-        "min": [_smallest(r.range) for r in nodes],
-        "flops": [r.flops for r in nodes],
-        "histogram": [_histogram(r.range) for r in nodes],
-        "plan": [add(_planned_format(r)) for r in nodes],
-        "dtypes": [add(_dtypes(r)) for r in nodes],
-        "why": [add(reason_for_fp32(r), LONGEST) for r in nodes],
-        "reads": [rows_read(i, r) for i, r in enumerate(nodes)],
-        "inputs": _inputs(audit),
-        "outputs": [at[name] for name in audit.graph_outputs if name in at],
-        "classes": dict(audit.classes),
-        "measures": measures(audit.formats, planned=plan is not None),
-        "rules": {str(i): list(r.findings) for i, r in enumerate(nodes) if r.findings},
-        "cells": {fmt: _cells(nodes, fmt, add, audit.max_error) for fmt in audit.formats},
-        "folds": folds(nodes),
-        "strings": list(strings),
+        "plan": [add(_planned_format(report)) for report in reports],
+        "dtypes": [add(_dtypes(report)) for report in reports],
+        "why": [add(reason_for_fp32(report), LONGEST) for report in reports],
     }
+
+
+def _rows_read(report: NodeReport, rows: Mapping[str, int]) -> list[int]:
+    """The rows whose results an operation reads, as distances from its own row, which have fewer digits."""
+    own = rows[report.node.name]
+    names = dict.fromkeys(report.node.inputs)
+    return [own - rows[name] for name in names if name in rows]
+
+
+def _rules_by_row(reports: Sequence[NodeReport]) -> dict[str, list[str]]:
+    """{row: its findings' rules} of the operations with findings."""
+    return {str(row): list(report.findings) for row, report in enumerate(reports) if report.findings}
 
 
 def _largest(magnitudes: Magnitudes | None) -> float | str | None:
@@ -87,29 +123,50 @@ def _planned_format(report: NodeReport) -> str:
     return label(low) if low else ""
 
 
-def _cells(nodes: Sequence[NodeReport], fmt: str, add: Callable[..., int], budget: float) -> dict[str, Any]:
+def _cells(reports: Sequence[NodeReport], fmt: str, add: Callable[..., int], budget: float) -> dict[str, Any]:
     """The columns of one format: an entry for each operation, except for `events`, which only some operations have."""
-    errors = [r.errors.get(fmt) for r in nodes]
-    effects = [r.contributions.get(fmt) for r in nodes]
-    verdicts = [r.verdicts.get(fmt) for r in nodes]
-    reasons = []
+    errors = [report.errors.get(fmt) for report in reports]
+    effects = [report.contributions.get(fmt) for report in reports]
+    verdicts = [report.verdicts.get(fmt) for report in reports]
+    reasons = list[int]()
     for verdict, effect in zip(verdicts, effects, strict=True):
-        reasons.append(add(_reason_shown(verdict, effect, budget), LONGEST))
-    predicted = [effect is not None and effect.decided_by in ("first-order", "not-run") for effect in effects]
-    events = {}
-    for i, error in enumerate(errors):
+        reason = _reason_shown(verdict, effect, budget)
+        reasons.append(add(reason, LONGEST))
+    events = dict[str, list[Any]]()
+    for row, error in enumerate(errors):
         if error is not None and _has_event(error):
-            events[str(i)] = [error.overflow, error.nan, _number(error.underflow), add(error.unsupported, LONGEST)]
+            why_unsupported = add(error.unsupported, LONGEST)
+            events[str(row)] = [error.overflow, error.nan, _number(error.underflow), why_unsupported]
     return {
-        "effect": [_number(None if effect is None else effect.isolated) for effect in effects],
-        "own": [_number(None if effect is None else effect.own) for effect in effects],
-        "local": [_number(None if error is None else error.local_error) for error in errors],
-        "propagated": [_number(None if error is None else error.propagated_error) for error in errors],
+        "effect": [_number_of(effect, "isolated") for effect in effects],
+        "own": [_number_of(effect, "own") for effect in effects],
+        "local": [_number_of(error, "local_error") for error in errors],
+        "propagated": [_number_of(error, "propagated_error") for error in errors],
         "reason": reasons,
-        "verdict": "".join("-" if verdict is None else str(VERDICTS.index(verdict.verdict)) for verdict in verdicts),
-        "predicted": "".join("1" if yes else "0" for yes in predicted),
+        "verdict": "".join(map(_verdict_digit, verdicts)),
+        "predicted": "".join(map(_predicted_digit, effects)),
         "events": events,
     }
+
+
+def _number_of(record: NodeError | Contribution | None, field: str) -> float | str | None:
+    """A number of a record as the table shows it; None without the record."""
+    if record is None:
+        return None
+    return _number(getattr(record, field))
+
+
+def _verdict_digit(verdict: Verdict | None) -> str:
+    """The index of a verdict in VERDICTS; "-" without one."""
+    if verdict is None:
+        return "-"
+    return str(VERDICTS.index(verdict.verdict))
+
+
+def _predicted_digit(effect: Contribution | None) -> str:
+    """ "1" for an effect that was predicted, not measured by a run."""
+    is_predicted = effect is not None and effect.decided_by in ("first-order", "not-run")
+    return "1" if is_predicted else "0"
 
 
 def _reason_shown(verdict: Verdict | None, effect: Contribution | None, budget: float) -> str:
@@ -142,57 +199,90 @@ def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str
 
     A new numeric column needs a row here. `column`: the column's key in the table, or in a format's cells.
     """
-    rows = [("name", "plan", "Format under the recommended plan", "Plan", "")] * planned
-    each = (
+    of_format = (
         ("verdict", "verdict", "verdict"),
         ("effect", "effect", "change of the output"),
         ("most", "local", "local error"),
         ("most", "propagated", "propagated error"),
     )
-    rows += [(kind, column, f"{label(f)}: {words}", words, f) for f in formats for kind, column, words in each]
-    rows += [("most", "max", "Largest |x|", "Max |x|", ""), ("total", "flops", "FLOPs", "FLOPs", "")]
+    rows = list[tuple[str, str, str, str, str]]()
+    if planned:
+        rows.append(("name", "plan", "Format under the recommended plan", "Plan", ""))
+    for fmt in formats:
+        for kind, column, words in of_format:
+            rows.append((kind, column, f"{label(fmt)}: {words}", words, fmt))
+    rows.append(("most", "max", "Largest |x|", "Max |x|", ""))
+    rows.append(("total", "flops", "FLOPs", "FLOPs", ""))
+    return [_measure_entry(row) for row in rows]
+
+
+def _measure_entry(row: tuple[str, ...]) -> dict[str, str]:
+    """A row of `measures` as a dict without its empty fields."""
     keys = ("kind", "column", "label", "short", "format")
-    return [{key: value for key, value in zip(keys, row, strict=True) if value} for row in rows]
+    return {key: value for key, value in zip(keys, row, strict=True) if value}
 
 
 def _inputs(audit: Audit) -> list[dict[str, Any]]:
     """The model's inputs, each with its readers; with dtype and shape if every input tensor is in the graph."""
-    names, known = audit.graph_inputs, audit.inputs
-    shapes = known if len(known) == len(names) else [""] * len(names)
-    readers = {name: [i for i, r in enumerate(audit.nodes) if name in r.node.inputs] for name in names}
-    return [{"name": name, "shape": shape, "into": readers[name]} for name, shape in zip(names, shapes, strict=True)]
+    names = audit.graph_inputs
+    shapes: Sequence[str] = audit.inputs
+    if len(shapes) != len(names):
+        shapes = [""] * len(names)
+    entries = list[dict[str, Any]]()
+    for name, shape in zip(names, shapes, strict=True):
+        readers = [row for row, report in enumerate(audit.nodes) if name in report.node.inputs]
+        entries.append({"name": name, "shape": shape, "into": readers})
+    return entries
 
 
 def _number(value: float | None, digits: int = 2) -> float | str | None:
-    if value is None or math.isfinite(value):
-        return None if value is None else float(f"{value:.{digits}g}")
-    return str(value)
+    if value is None:
+        return None
+    if not math.isfinite(value):
+        return str(value)
+    return float(f"{value:.{digits}g}")
 
 
-def _histogram(span: Magnitudes | None) -> str:
+def _histogram(magnitudes: Magnitudes | None) -> str:
     """`first exponent:digits`, a base-36 digit for each power of two: its count on a logarithmic scale, 0 if none."""
-    if span is None or not span.exponents:
+    if magnitudes is None or not magnitudes.exponents:
         return ""
-    first, last = min(span.exponents), max(span.exponents)
-    top = math.log1p(max(span.exponents.values()))
-    heights = (math.log1p(span.exponents.get(e, 0)) / top if top else 0 for e in range(first, last + 1))
-    return f"{first}:" + "".join(DIGITS[math.ceil(35 * h)] for h in heights)
+    counts = magnitudes.exponents
+    first = min(counts)
+    last = max(counts)
+    top = math.log1p(max(counts.values()))
+    digits = ""
+    for exponent in range(first, last + 1):
+        height = math.log1p(counts.get(exponent, 0)) / top if top else 0
+        digits += DIGITS[math.ceil(35 * height)]
+    return f"{first}:{digits}"
 
 
-def folds(nodes: Iterable[NodeReport]) -> list[list[str]]:
+def folds(reports: Iterable[NodeReport]) -> list[list[str]]:
     """Lists of at least FOLD_FROM consecutive numbered sibling modules with the same operations."""
-    inside: dict[tuple[str, int], list[tuple[str, str]]] = {}
-    for report in nodes:
+    operations = _operations_of_numbered(reports)
+    runs = list[list[tuple[str, int]]]()
+    for parent, number in sorted(operations):
+        own = (parent, number)
+        before = (parent, number - 1)
+        continues = bool(runs) and runs[-1][-1] == before
+        if continues and operations[before] == operations[own]:
+            runs[-1].append(own)
+        else:
+            runs.append([own])
+    long_runs = [run for run in runs if len(run) >= FOLD_FROM]
+    return [[f"{parent}.{number}".lstrip(".") for parent, number in run] for run in long_runs]
+
+
+def _operations_of_numbered(reports: Iterable[NodeReport]) -> dict[tuple[str, int], list[tuple[str, str]]]:
+    """{(parent, number of a child module): (path inside the child, operation) of every operation inside}."""
+    inside = dict[tuple[str, int], list[tuple[str, str]]]()
+    for report in reports:
         parts = report.node.owner.split(".")
         for depth, part in enumerate(parts):
-            if part.isdecimal():
-                key = ".".join(parts[:depth]), int(part)
-                inside.setdefault(key, []).append((".".join(parts[depth + 1 :]), report.node.op))
-    runs: list[list[tuple[str, int]]] = []
-    for key in sorted(inside):
-        before = key[0], key[1] - 1
-        if runs and runs[-1][-1] == before and inside[before] == inside[key]:
-            runs[-1].append(key)
-        else:
-            runs.append([key])
-    return [[f"{parent}.{n}".lstrip(".") for parent, n in run] for run in runs if len(run) >= FOLD_FROM]
+            if not part.isdecimal():
+                continue
+            parent = ".".join(parts[:depth])
+            path_inside = ".".join(parts[depth + 1 :])
+            inside.setdefault((parent, int(part)), []).append((path_inside, report.node.op))
+    return inside

@@ -17,13 +17,14 @@ from ..artefact.strategies import plan_title
 from ..criteria.criterion import FLOOR
 from ..loading.inputs import shapes_of
 from ..measure.causes import storage_notes
+from ..numerics.devices import NATIVE_CPU
 from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import kept_apart, outcome
 from ..records import Batch, InputRange, NodeReport, Plan, Subject, Verification
 from ..records.audit import FILES, Audit
 from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
-from .findings import causes, repair_words
+from .findings import causes, outputs_beyond, repair_words
 from .margins import range_note
 from .origins import at, nonfinite_runs
 from .plans import PlanView, advice, criterion_commands, gpu_only_words, inputs_of, limit_line, proposal_words
@@ -190,13 +191,11 @@ def _outputs_beyond(audit: Audit, run: Verification | None) -> str:
 
     Outputs that a criterion covers are excluded; the result is "" without such outputs.
     """
-    errors = run.apart if run is not None else {}
-    offers = {offer.output: offer.criterion for offer in audit.proposals if not offer.holds}
-    beyond = {name: errors[name] for name in errors if ": rel_l2 <= " in offers.get(name, "")}
-    beyond = {name: error for name, error in beyond.items() if error > audit.max_error}
+    beyond = outputs_beyond(audit, run)
     if not beyond:
         return ""
-    worst = max(beyond, key=lambda name: beyond[name])
+    offers = {offer.output: offer.criterion for offer in audit.proposals if not offer.holds}
+    worst = next(iter(beyond))
     more = f" {count(len(beyond) - 1, 'other output')} likewise;" if len(beyond) > 1 else ""
     return (
         f"But output `{worst}` on its own has error {ratio(beyond[worst])}, above the budget of {audit.max_error:g};{more} "
@@ -356,10 +355,16 @@ def dry_run(subject: Subject, options: Settings, directory: Path) -> str:
     if (scoring := options.scoring) is not None:
         judged = "any loss is allowed" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
         rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
-    rows["Device"] = "the GPU runs the formats natively" if options.native else "the CPU emulates a GPU's arithmetic"
+    rows["Device"] = _device_words(options)
     rows["Files"] = f"{directory}/: {', '.join(FILES)}"
     lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
+
+
+def _device_words(options: Settings) -> str:
+    if options.where == NATIVE_CPU:
+        return "this CPU runs the formats with its own kernels"
+    return "the GPU runs the formats natively" if options.native else "the CPU emulates a GPU's arithmetic"
 
 
 def _inputs(batches: Sequence[Batch]) -> str:

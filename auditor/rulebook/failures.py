@@ -25,6 +25,8 @@ _MIXED, _FAILED = "dtypes", "RUN001"
 """The family of rules about operations that raise since their inputs have two dtypes; the rule about other errors."""
 _MOST_FIXES, _MOST_LINES = 2, 3
 """Maximum numbers of further fixes and lines that a finding on mixed dtypes names."""
+OTHERS = "other_operations"
+"""Evidence of a finding on mixed dtypes: the other operations that raise for the same reason."""
 _RAISED_AT = re.compile(r"\((\S[^()]*:\d+)\)$")
 _STRATEGIES = {words: where for where, words in WORDS.items() if words}
 
@@ -95,7 +97,8 @@ def _with_places(first: Finding, others: Sequence[Finding], own_fixes: Sequence[
     more = ", ..." if len(lines) > _MOST_LINES else ""
     count = f"{len(others)} more operations raise" if len(others) > 1 else "1 more operation raises"
     message = ", and ".join([first.message, *added]) + f". For the same reason {count} ({named}{more})"
-    return replace(first, message=message)
+    operations = tuple(each.node for each in others)
+    return replace(first, message=message, evidence={**first.evidence, OTHERS: operations})
 
 
 def _operations_before(mixed: Sequence[Finding], capture: Capture) -> dict[str, str]:

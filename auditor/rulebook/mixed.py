@@ -20,6 +20,8 @@ _WANTED = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes in the FP32 model of values that a cast to FP32 keeps from being low-precision."""
 _POSITIONS = ("arange", "cumsum")
 """Operations that make positions."""
+_ADDING = ("index_add", "scatter_add", "scatter_reduce", "index_put", "_index_put_impl")
+"""Operations that add terms to entries of their first argument, which an index names."""
 _WRITTEN = ("source", "values", "src")
 """Names of arguments whose values an operation writes into its argument `self`."""
 
@@ -65,12 +67,16 @@ class Describer:
         conversion = _conversion(graph_node, mixture)
         function = row_of(graph_node).name.lstrip("_")
         beside = argument_text(node.code, function, conversion, _first_with(arguments(graph_node), mixture.low))
-        if (where_made := self._fix_of_origin(node, origins, beside or "x")) is not None:
-            return where_made
         at = _at(node.source)
         own = repair_of_call(node.code, function, conversion)
         called = repair_of_module(node.code, node.owner.rpartition(".")[2]) if node.owner else None
-        if (text := own or called) is not None:
+        text = own or called
+        # A total of many terms stays in FP32, if the line shows where to convert.
+        adds_up = beside is None and text is not None and any(map(self._is_added_to, origins))
+        where_made = self._fix_of_origin(node, origins, beside or "x")
+        if where_made is not None and not adds_up:
+            return where_made
+        if text is not None:
             return f"`{text}`{at}"
         if "weight" in (*conversion.converted, conversion.target):
             return f"convert the input with `.to(weight.dtype)`{at}"
@@ -107,6 +113,11 @@ class Describer:
         if is_cast:
             return f"`.to({tensor}.dtype)` instead of the cast to FP32", node.source
         return f"`dtype={tensor}.dtype`", node.source
+
+    def _is_added_to(self, origin: str) -> bool:
+        """Whether an indexed addition, such as index_add, adds terms to the tensor."""
+        made = self._graph[origin]
+        return any(row_of(user).packet in _ADDING and user.args[0] is made for user in made.users)
 
     def _becomes_a_phase(self, origin: fx.Node, reader: fx.Node) -> bool:
         """Whether a sine or cosine lies between the FP32 values and the operation that raises."""

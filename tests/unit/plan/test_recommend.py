@@ -136,6 +136,13 @@ def test_why_there_is_none(plan: Plan, found: str, words: str) -> None:
     assert reason.startswith("Keep the model in FP32: ") == (not is_within)
 
 
+def test_a_model_that_raises_in_low_precision_is_not_said_to_be_within_the_budget() -> None:
+    raised = {"autocast_fp16": Verification(None, failure="index_add has inputs of different dtypes")}
+    _, reason = recommend(plans(SLOW), 0.01, baselines=raised)
+    assert "the model raises an error in low precision" in reason
+    assert "is within" not in reason
+
+
 def test_where_no_plan_trains_the_one_for_inference_is_named() -> None:
     only = plans(named("cast_fp16"))
     assert (outcome(only, "training"), best_for(only, "training")) == ("not asked for", None)

@@ -454,3 +454,13 @@ def test_a_suggested_criterion_comes_with_the_command_to_copy(command: str, agai
     audit = replace(make_audit(20), command=command, proposals=offers)
     assert [code.text for code in criterion_commands(audit)] == [again]
     assert f"<code>{escape(again)}</code>" in html(audit)
+
+
+def test_where_an_output_is_lost_there_is_something_to_decide() -> None:
+    run = Verification(0.001, holds=True, apart={"a": 0.3, "b": 0.02})
+    chosen = "cast_fp16"
+    audit = make_audit(4, recommended=chosen)
+    plans = {**audit.plans, chosen: replace(audit.plans[chosen], verification=run)}
+    offers = tuple(Proposal(name, f"{name}: rel_l2 <= 0.01", "its error") for name in ("a", "b"))
+    lost = replace(audit, plans=plans, findings=(), proposals=offers, max_error=0.01)
+    assert causes(lost).headline == "no finding, but output `a` alone exceeds the error budget"

@@ -82,3 +82,30 @@ def test_the_fixes_of_the_one_finding_repair_the_model() -> None:
 
     audit = auditor.audit(Mended(2), INPUTS, formats=("fp16",), strategies=("cast",))
     assert [found.rule for found in audit.findings if found.rule.startswith(("DTY", "RUN"))] == []
+
+
+class Messages(nn.Module):
+    """Sums of messages at nodes, in FP32 tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.message, self.update = nn.Linear(8, 8), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        total = torch.zeros(x.shape[0], 8)
+        total = total.index_add(0, index, self.message(x)[index])
+        count = torch.zeros(x.shape[0], 1).index_add(0, index, torch.ones(index.shape[0], 1))
+        return self.update(torch.cat([x, total / count.clamp(min=1)], -1))
+
+
+GRAPH = (torch.randn(4, 8), torch.tensor([0, 1, 1, 3]))
+
+
+def test_sums_of_terms_stay_in_fp32_and_their_terms_are_converted() -> None:
+    toy = captured(Messages(), *GRAPH)
+    fixes = [found.evidence["dtype_fix"] for found in classify(toy.capture, toy.facts, RULES)]
+    assert fixes[0].startswith("`total.index_add(0, index, self.message(x)[index].to(total.dtype))`")
+    assert fixes[-1].startswith(
+        "`self.update(torch.cat([x, total / count.clamp(min=1)], -1).to(self.update.weight.dtype))`"
+    )
