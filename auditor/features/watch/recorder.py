@@ -34,8 +34,10 @@ MOST = 3
 """Default number of capsules that a recorder writes."""
 EVERY, FIRST = 25, 5
 """Updates between samples of lost updates and flushed gradients, and the first one that is sampled."""
-SAMPLED, ENTRIES = 4, 1 << 16
+SAMPLED, ENTRIES = 4, 1 << 14
 """Number of parameters that are sampled, the largest ones, and of entries of each."""
+SIDE = 128
+"""Number of rows and of columns of a gradient that are sampled."""
 CALLS = 64
 """Largest number of calls of the step that are kept if no update ends them."""
 SUBNORMAL = 2.0**-14
@@ -62,10 +64,11 @@ def inert_recorders() -> Iterator[list[Recorder]]:
 
 @dataclass
 class _Called:
-    """A call of the step, or of the model, that may be saved. versions: of the tensors at its start; own: of the
-    user's generators; inputs: of the model, if the random numbers of its forward pass are to be recorded."""
+    """A call of the step, or of the model, that may be saved. tensors: those of the batch, and their versions at its
+    start. inputs: of the model, if the random numbers of its forward pass are to be recorded."""
 
     batch: Any
+    tensors: list[torch.Tensor]
     versions: list[int]
     generators: dict[str, Any]
     inputs: list[Any] = field(default_factory=list)
@@ -102,7 +105,7 @@ class Recorder:
         self._log = log
         self._most = most
         self._frozen = FrozenFiles(frozen)
-        self._draws = draws
+        self._keeps_inputs = _is_on_gpu(self.model) if draws is None else draws
         self._code: Code | None = None
         self._function: Callable[..., Any] | None = None
         self._own: dict[str, Any] | None = None
@@ -119,7 +122,6 @@ class Recorder:
         self._depth = 0  # of calls of the decorated step
         self.number = 0
         self._scaled: tuple[Any, Any] | None = None  # the last scaled loss, and the loss itself
-        self._armed: list[Trigger] = []  # seen after an update; the next step is saved
         self._sample: dict[int, _Sample] = {}
         self._shares: dict[int, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}  # of the last sample, not read yet
         self._count = [0] * len(self.optimizers)  # updates
@@ -252,7 +254,7 @@ class Recorder:
         if not self._is_step:
             self._begin((args, kwargs))
         self._autocast = self._autocast or _autocast()
-        if self._calls and self._records_draws():
+        if self._calls and self._keeps_inputs:
             self._calls[-1].inputs.append((model, args, kwargs))
 
     def _inside(self, module: nn.Module, args: Any) -> None:
@@ -285,7 +287,7 @@ class Recorder:
             tensors = _tensors(batch)
         generators = state_of_process()
         generators["own"] = states_of(self._own)
-        self._calls.append(_Called(batch, [_version(x) for x in tensors], generators))
+        self._calls.append(_Called(batch, tensors, [_version(x) for x in tensors], generators))
         del self._calls[:-CALLS]
 
     def _end(self, value: Any) -> None:
@@ -312,7 +314,7 @@ class Recorder:
         self.number += 1
 
     def _note_reuse(self, call: _Called) -> None:
-        for i, (x, version) in enumerate(zip(_tensors(call.batch), call.versions, strict=False)):
+        for i, (x, version) in enumerate(zip(call.tensors, call.versions, strict=True)):
             if _version(x) != version:
                 self._reused.add(i)
 
@@ -397,8 +399,7 @@ class Recorder:
 
     def _hear(self, signal: Signal) -> None:
         """Judge a signal, log it, and write a capsule if there is a reason."""
-        triggers = [*self._judges[signal.optimizer].judge(signal), *self._armed]
-        self._armed = []
+        triggers = self._judges[signal.optimizer].judge(signal)
         self._signals.append(signal)
         if self._log is not None:
             named = {"loss": signal.loss, "grad_norm": signal.norm, "scale": signal.scale, "lr": signal.rate}
@@ -437,7 +438,7 @@ class Recorder:
         changed = [
             i
             for call in self._calls
-            for i, (x, version) in enumerate(zip(_tensors(call.batch), call.versions, strict=False))
+            for i, (x, version) in enumerate(zip(call.tensors, call.versions, strict=True))
             if _version(x) != version
         ]
         about = About(
@@ -471,19 +472,12 @@ class Recorder:
         buffers = self._buffers.before()
         return Capsule(about, weights, buffers, frozen, states, calls, tuple(self._ring))
 
-    def _records_draws(self) -> bool:
-        """Whether the numbers that a forward pass draws are part of a capsule: a CPU repeats them from the states of its
-        generators, but not those of a GPU."""
-        if self._draws is not None:
-            return self._draws
-        return next((p.device.type for p in self.model.parameters()), "cpu") != "cpu"
-
     def _drawn(self, call: _Called) -> list[Any]:
         """The random numbers of a call's forward passes, which run again without gradients, in the same state.
 
         A sharded model is not run again, since that would communicate.
         """
-        if not call.inputs or not self._records_draws() or any(_is_sharded(p) for p in self.model.parameters()):
+        if not call.inputs or any(_is_sharded(p) for p in self.model.parameters()):
             return []
         from .draws import RecordDraws  # imports more of the auditor, which a training without a trigger need not
 
@@ -782,10 +776,14 @@ def _read(values: list[tuple[str, torch.Tensor]]) -> dict[str, list[float]]:
     """The values by name, with one synchronization for all that are on a GPU."""
     if not values:
         return {}
-    device = next((x.device for _, x in values if x.device.type != "cpu"), values[0][1].device)
-    stacked = torch.stack([x.detach().reshape(()).to(device, torch.float64, non_blocking=True) for _, x in values])
+    device = next((x.device for _, x in values if x.device.type != "cpu"), None)
+    if device is None:
+        numbers = [float(x) for _, x in values]
+    else:
+        on_gpu = [x.detach().reshape(()).to(device, torch.float64, non_blocking=True) for _, x in values]
+        numbers = torch.stack(on_gpu).tolist()
     result: dict[str, list[float]] = {}
-    for (name, _), value in zip(values, stacked.tolist(), strict=True):
+    for (name, _), value in zip(values, numbers, strict=True):
         result.setdefault(name, []).append(value)
     return result
 
@@ -826,7 +824,7 @@ def _flushed(
     smallest = torch.full((), SUBNORMAL, device=device) / (1.0 if scale is None else scale.to(device))
     for _, gradient in sorted(gradients, key=lambda one: -one[1].numel())[:SAMPLED]:
         matrix = gradient.reshape(gradient.shape[0] if gradient.dim() > 1 else 1, -1)
-        matrix = matrix[:: max(matrix.shape[0] // 256, 1), :: max(matrix.shape[1] // 256, 1)]  # [rows, columns]
+        matrix = matrix[:: max(matrix.shape[0] // SIDE, 1), :: max(matrix.shape[1] // SIDE, 1)]  # [rows, columns]
         is_set = matrix != 0
         every = every & ~is_set.any().to(device)
         counts = is_set.any(dim=1, keepdim=True) & is_set.any(dim=0, keepdim=True)
@@ -868,6 +866,12 @@ def _state_of(optimizer: Any) -> dict[str, Any]:
     """The optimizer's state by the numbers of its parameters; of sharded ones this rank's parts."""
     numbers: Iterable[Any] = (p for group in optimizer.param_groups for p in group["params"])
     return {str(i): dict(optimizer.state[p]) for i, p in enumerate(numbers) if p in optimizer.state}
+
+
+def _is_on_gpu(model: nn.Module) -> bool:
+    """Whether the model draws its random numbers on a GPU: a CPU repeats its own from the states of its generators, but
+    not those of a GPU."""
+    return next((p.device.type for p in model.parameters()), "cpu") != "cpu"
 
 
 def _is_sharded(p: Any) -> bool:

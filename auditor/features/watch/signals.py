@@ -155,7 +155,7 @@ def _known(past: Sequence[float | None]) -> list[float]:
 def _is_spike(value: float | None, past: Sequence[float | None]) -> bool:
     """Whether a finite value is far above the median of the past ones."""
     known = _known(past)
-    if value is None or not math.isfinite(value) or len(known) < LEAST:
+    if value is None or not math.isfinite(value) or len(known) < LEAST or value <= max(known):
         return False
     middle = statistics.median(known)
     width = statistics.median(abs(x - middle) for x in known)
