@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 import auditor
 
-REPEATS, STEPS = 9, 10
+REPEATS, STEPS = 9, 25
 RESULT = Path(__file__).parent / "results" / "watch.md"
 
 Step = Callable[..., Any]
