@@ -73,6 +73,11 @@ class _Called:
     generators: dict[str, Any]
     inputs: list[Any] = field(default_factory=list)
 
+    def written(self) -> list[int]:
+        """Numbers of the batch's tensors that were written to since the call began."""
+        pairs = zip(self.tensors, self.versions, strict=True)
+        return [i for i, (x, version) in enumerate(pairs) if _version(x) != version]
+
 
 @dataclass
 class _Sample:
@@ -109,7 +114,7 @@ class Recorder:
         self._code: Code | None = None
         self._function: Callable[..., Any] | None = None
         self._own: dict[str, Any] | None = None
-        self._ring: deque[Any] = deque(maxlen=max(keep - 1, 0))
+        self._ring: deque[list[_Called]] = deque(maxlen=max(keep - 1, 0))
         self._seen: set[str] = set()
         self._judges = [Judge() for _ in self.optimizers]
         self._signals: deque[Signal] = deque(maxlen=HISTORY)
@@ -121,7 +126,6 @@ class Recorder:
         self._is_step = False  # whether the user's step is decorated, or begins with `begin`
         self._depth = 0  # of calls of the decorated step
         self.number = 0
-        self._scaled: tuple[Any, Any] | None = None  # the last scaled loss, and the loss itself
         self._sample: dict[int, _Sample] = {}
         self._shares: dict[int, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}  # of the last sample, not read yet
         self._count = [0] * len(self.optimizers)  # updates
@@ -134,6 +138,7 @@ class Recorder:
         self._returned: list[torch.Tensor] = []  # losses of calls without an update
         self._updated: list[int] = []
         self._autocast: dict[str, str] = {}
+        self._scaled: tuple[Any, Any] | None = None  # the last scaled loss, and the loss itself
 
     # What the user calls.
 
@@ -265,7 +270,8 @@ class Recorder:
         """A backward pass begins at these tensors."""
         if self._is_off:
             return
-        for root in (roots,) if isinstance(roots, torch.Tensor) else tuple(roots):
+        several = roots if isinstance(roots, list | tuple) else [roots]
+        for root in several:
             if isinstance(root, torch.Tensor) and root.numel() == 1:
                 loss = self._scaled[1] if self._scaled is not None and self._scaled[0] is root else root
                 self._roots.append(loss.detach())
@@ -307,16 +313,11 @@ class Recorder:
 
     def _finish_group(self) -> None:
         for call in self._calls:
-            self._note_reuse(call)
+            self._reused.update(call.written())
         self._buffers.note_changes()
-        self._ring.append([call.batch for call in self._calls])
+        self._ring.append(self._calls)
         self._new_group()
         self.number += 1
-
-    def _note_reuse(self, call: _Called) -> None:
-        for i, (x, version) in enumerate(zip(call.tensors, call.versions, strict=True)):
-            if _version(x) != version:
-                self._reused.add(i)
 
     def _before(self, number: int, optimizer: Any) -> None:
         """Before an update, with the weights as they were: read the signals, with one synchronization, and judge."""
@@ -435,12 +436,7 @@ class Recorder:
     def _capsule(self, trigger: Trigger, signal: Signal | None, rank: int, world: int, error: str) -> Capsule:
         weights, frozen, sharded = state_of_model(self.model, self._frozen)
         keeps_state = trigger.kind in ("updates-lost", "asked")
-        changed = [
-            i
-            for call in self._calls
-            for i, (x, version) in enumerate(zip(call.tensors, call.versions, strict=True))
-            if _version(x) != version
-        ]
+        changed = [number for call in self._calls for number in call.written()]
         about = About(
             kind=trigger.kind,
             text=trigger.text,
@@ -467,10 +463,11 @@ class Recorder:
             command=tuple(sys.argv),
             signals=tuple(asdict(one) for one in self._signals),
         )
-        calls = tuple(Call(one.batch, one.generators, tuple(self._drawn(one))) for one in self._calls)
+        saved = tuple(Call(one.batch, one.generators, tuple(self._drawn(one))) for one in self._calls)
         states = tuple(_state_of(one) if keeps_state else None for one in self.optimizers)
         buffers = self._buffers.before()
-        return Capsule(about, weights, buffers, frozen, states, calls, tuple(self._ring))
+        previous = tuple([one.batch for one in calls if not one.written()] for calls in self._ring)
+        return Capsule(about, weights, buffers, frozen, states, saved, previous)
 
     def _drawn(self, call: _Called) -> list[Any]:
         """The random numbers of a call's forward passes, which run again without gradients, in the same state.
