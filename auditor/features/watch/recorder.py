@@ -26,7 +26,8 @@ from . import capsule as files
 from .capsule import About, Call, Capsule, Code, local
 from .generators import is_on_gpu, own_generators, restore, state_of_process, states_of
 from .signals import HISTORY, Judge, Signal, Trigger
-from .weights import FrozenFiles, bare, state_of_model
+from .variables import Variables
+from .weights import FrozenFiles, bare, plain_name, state_of_model
 
 logger = logging.getLogger("auditor.watch")
 
@@ -65,12 +66,13 @@ def inert_recorders() -> Iterator[list[Recorder]]:
 @dataclass
 class _Called:
     """A call of the step, or of the model, that may be saved. tensors: those of the batch, and their versions at its
-    start. inputs: of the model, if the random numbers of its forward pass are to be recorded."""
+    start. variables: see `Variables`. inputs: of the model, if the random numbers of its forward pass are to be recorded."""
 
     batch: Any
     tensors: list[torch.Tensor]
     versions: list[int]
     generators: dict[str, Any]
+    variables: dict[str, Any]
     inputs: list[Any] = field(default_factory=list)
 
     def written(self) -> list[int]:
@@ -114,6 +116,7 @@ class Recorder:
         self._code: Code | None = None
         self._function: Callable[..., Any] | None = None
         self._own: dict[str, Any] | None = None
+        self._variables = Variables(None, nn.Module())
         self._ring: deque[list[_Called]] = deque(maxlen=max(keep - 1, 0))
         self._seen: set[str] = set()
         self._judges = [Judge() for _ in self.optimizers]
@@ -287,13 +290,15 @@ class Recorder:
             self._buffers.save()
         if self._own is None:
             self._own = own_generators(self._function, self.model)
+            self._variables = Variables(self._function, self.model)
         tensors = _tensors(batch)
         if self._reused:
             batch = _cloned(batch, self._reused)
             tensors = _tensors(batch)
         generators = state_of_process()
         generators["own"] = states_of(self._own)
-        self._calls.append(_Called(batch, tensors, [_version(x) for x in tensors], generators))
+        versions = [_version(x) for x in tensors]
+        self._calls.append(_Called(batch, tensors, versions, generators, self._variables.values()))
         del self._calls[:-CALLS]
 
     def _end(self, value: Any) -> None:
@@ -453,6 +458,8 @@ class Recorder:
             autocast=dict(self._autocast),
             is_whole_step=self._is_step,
             is_training=self.model.training,
+            evaluated=tuple(plain_name(path) for path, one in self.model.named_modules() if not one.training),
+            trained=tuple(plain_name(name) for name, p in self.model.named_parameters() if p.requires_grad),
             changed=tuple(dict.fromkeys(changed)),
             sharded=sharded,
             code=self._code,
@@ -463,7 +470,7 @@ class Recorder:
             command=tuple(sys.argv),
             signals=tuple(asdict(one) for one in self._signals),
         )
-        saved = tuple(Call(one.batch, one.generators, tuple(self._drawn(one))) for one in self._calls)
+        saved = tuple(Call(one.batch, one.generators, tuple(self._drawn(one)), one.variables) for one in self._calls)
         states = tuple(_state_of(one) if keeps_state else None for one in self.optimizers)
         buffers = self._buffers.before()
         previous = tuple([one.batch for one in calls if not one.written()] for calls in self._ring)

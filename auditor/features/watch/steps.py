@@ -20,6 +20,7 @@ from ...training.step import own_loss
 from .capsule import Capsule
 from .draws import PlayDraws
 from .generators import own_generators, restore, restore_own
+from .variables import Variables
 
 Arguments = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
 """(args, kwargs) of each call."""
@@ -36,6 +37,7 @@ class CapsuleStep:
         self._capsule = capsule
         self._run = _runner(capsule, loop, model)
         self._own = own_generators(inspect.unwrap(loop) if callable(loop) else None, model)
+        self._variables = Variables(loop, model)
         self.has_backward: Callable[[], bool] = lambda: True
         self.optimizers: list[Any] = []
 
@@ -61,6 +63,7 @@ class CapsuleStep:
         call = self._capsule.calls[number]
         restore(call.generators)
         restore_own(self._own, call.generators.get("own", {}))
+        self._variables.restore(call.variables)
         return PlayDraws(call.draws) if call.draws else nullcontext()
 
 
