@@ -2,14 +2,15 @@
 
     python benchmarks/watch.py
 
-Nine repeats of each model: the same steps bare and watched in turn, each with a model of its own. The ratio is that of CPU
-times of the process; the table has the median and the range of nine. Memory is that of all live tensors.
+Nine repeats of each model: the same steps bare and watched in turn, each with a model of its own. The ratio is that of the CPU
+times of the median step; the table has the median and the range of nine. Memory is that of all live tensors.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import platform
 import statistics
 import tempfile
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 
 import auditor
 
-REPEATS, STEPS = 9, 25
+REPEATS, STEPS = 9, 10
 RESULT = Path(__file__).parent / "results" / "watch.md"
 
 Step = Callable[..., Any]
@@ -77,7 +78,7 @@ def images(i: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def series(i: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(i)
-    return torch.randn(8, 24, 64, generator=generator), torch.randint(10, (8,), generator=generator)
+    return torch.randn(16, 24, 64, generator=generator), torch.randint(10, (16,), generator=generator)
 
 
 def rows(i: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,15 +112,15 @@ def make(kind: Callable[[], nn.Module], folder: str | None) -> tuple[Step, Any]:
 
 
 def cpu_times(bare: Step, watched: Step, batch: Callable[[int], Any], start: int) -> tuple[float, float]:
-    """Seconds of CPU time of STEPS steps of each, one after the other in turn; the batches are made before."""
-    times = {bare: 0.0, watched: 0.0}
+    """Seconds of CPU time of the median of STEPS steps of each, in turn; the batches are made before."""
+    times: dict[Step, list[float]] = {bare: [], watched: []}
     for number in range(STEPS):
         one = batch(start + number)
         for step in (bare, watched) if number % 2 else (watched, bare):
             begun = time.process_time()
             step(*one)
-            times[step] += time.process_time() - begun
-    return times[bare], times[watched]
+            times[step].append(time.process_time() - begun)
+    return statistics.median(times[bare]), statistics.median(times[watched])
 
 
 def live_bytes(kind: Callable[[], nn.Module], batch: Callable[[int], Any], folder: str | None) -> int:
@@ -155,7 +156,7 @@ def measure(name: str, folder: str) -> str:
     times = [cpu_times(bare, watched, batch, 100 * repeat) for repeat in range(REPEATS)]
     assert not recorder._is_off
     ratios = sorted(other / one for one, other in times)
-    milliseconds = 1000 * statistics.median(one for one, _ in times) / STEPS
+    milliseconds = 1000 * statistics.median(one for one, _ in times)
     spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
     kib = f"{extra / 1024:.0f} KiB", f"{of_batch / 1024:.0f} KiB"
     return f"| {name} | {milliseconds:.0f} ms | {statistics.median(ratios):.3f} | {spread} | {kib[0]} | {kib[1]} |"
@@ -171,9 +172,10 @@ def main() -> None:
     lines = [
         "# Cost of watching a training",
         "",
-        "`python benchmarks/watch.py`: CPU time of the same steps bare and watched, nine interleaved repeats of "
-        f"{STEPS} steps ({machine}). Every 25th update is sampled for lost updates and flushed gradients. Memory: of all "
-        "live tensors after ten steps, beyond those of the bare loop.",
+        "`python benchmarks/watch.py`: CPU time of the median step, bare and watched in turn, nine repeats of "
+        f"{STEPS} steps ({machine}; load {os.getloadavg()[0]:.0f} on {os.cpu_count()} processors). Every 25th update is also "
+        "sampled for lost updates and flushed gradients, which takes 1 to 2 ms. Memory: of all live tensors after ten steps, "
+        "beyond those of the bare loop.",
         "",
         "| model | step | ratio, median | range of nine | memory | one batch |",
         "|---|---:|---:|---:|---:|---:|",

@@ -112,6 +112,7 @@ class Recorder:
         self._log = log
         self._most = most
         self._frozen = FrozenFiles(frozen)
+        self._is_plain = not any(_is_sharded(p) for p in self.model.parameters())
         self._keeps_inputs = _is_on_gpu(self.model) if draws is None else draws
         self._code: Code | None = None
         self._function: Callable[..., Any] | None = None
@@ -320,6 +321,8 @@ class Recorder:
         for call in self._calls:
             self._reused.update(call.written())
         self._buffers.note_changes()
+        for call in self._calls:
+            call.generators = {}
         self._ring.append(self._calls)
         self._new_group()
         self.number += 1
@@ -328,7 +331,7 @@ class Recorder:
         """Before an update, with the weights as they were: read the signals, with one synchronization, and judge."""
         count = self._count[number]
         is_sampled = count % EVERY == FIRST
-        gradients = _gradients(optimizer)
+        gradients = _gradients(optimizer, self._is_plain)
         factor = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which unscales itself
         skips = getattr(optimizer, "found_inf", None)
         values: list[tuple[str, torch.Tensor]] = []
@@ -753,9 +756,12 @@ def _version(x: torch.Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-def _gradients(optimizer: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(parameter, gradient) of an optimizer: of sharded ones this rank's parts, of sparse ones the stored entries."""
-    pairs = [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+def _gradients(optimizer: Any, is_plain: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(parameter, gradient) of an optimizer: of sharded ones this rank's parts, of sparse ones the stored entries.
+    is_plain: whether no parameter is sharded."""
+    pairs = [(p, g) for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]
+    if is_plain and all(g.layout is torch.strided for _, g in pairs):
+        return pairs
     result = []
     for p, gradient in pairs:
         part = local(gradient).detach()
@@ -773,7 +779,9 @@ def _norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     for (_, dtype), members in groups.items():
         is_half = dtype in (torch.float16, torch.bfloat16)
         norms += torch._foreach_norm(members, 2, dtype=torch.float32) if is_half else torch._foreach_norm(members, 2)
-    return torch.linalg.vector_norm(torch.stack([x.to(device, torch.float32) for x in norms]))
+    if len(groups) > 1 or norms[0].dtype is not torch.float32:
+        norms = [x.to(device, torch.float32) for x in norms]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _read(values: list[tuple[str, torch.Tensor]]) -> dict[str, list[float]]:
