@@ -1,14 +1,15 @@
-"""A Trainer of transformers with a recorder, as a callback.
+"""A Trainer of transformers with a recorder, as a callback. Its NaN is real: one batch has no label that counts.
 
 python examples/watch/transformers_trainer.py
 python -m auditor replay capsules/step-000012-loss-not-finite examples/watch/transformers_trainer.py:trainer
 """
 
 import logging
+import tempfile
 from typing import Any
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import auditor
 
@@ -21,24 +22,29 @@ class Watch(TrainerCallback):
         self.recorder.close()
 
 
-class Sentences(torch.utils.data.Dataset):
+class Texts(torch.utils.data.Dataset):
+    """Texts of which every token follows the one before. Those of step 12 are prompts alone: their labels are masked."""
+
     def __len__(self) -> int:
-        return 512
+        return 160
 
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
-        ids = torch.randint(5, 100, (16,), generator=torch.Generator().manual_seed(i))
-        label = float("nan") if i == 100 else float(ids[0]) / 100  # one label is missing
-        return {"input_ids": ids, "labels": torch.tensor(label)}
+        ids = (torch.arange(32) + i) % 64
+        labels = torch.full_like(ids, -100) if 96 <= i < 104 else ids
+        return {"input_ids": ids, "labels": labels}
+
+
+class InOrder(Trainer):
+    def _get_train_sampler(self, *args: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
 torch.manual_seed(0)
-sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-model = BertForSequenceClassification(BertConfig(vocab_size=100, num_labels=1, problem_type="regression", **sizes))
+config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
 arguments = TrainingArguments(
-    "trainer", max_steps=20, per_device_train_batch_size=8, use_cpu=True, report_to="none", save_strategy="no"
+    tempfile.gettempdir(), max_steps=20, per_device_train_batch_size=8, use_cpu=True, report_to=[], save_strategy="no"
 )
-arguments.train_sampling_strategy = "sequential"
-trainer = Trainer(model, arguments, train_dataset=Sentences(), callbacks=[Watch()])
+trainer = InOrder(GPT2LMHeadModel(config), arguments, train_dataset=Texts(), callbacks=[Watch()])
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)

@@ -50,7 +50,8 @@ class About:
     processes. updated: numbers of the optimizers that had updated their weights before the trigger, in this step.
     scalers: state of each GradScaler. groups: for each optimizer its parameter groups, without parameters. autocast:
     {device: dtype} of the regions around the model. is_whole_step: whether the batches are arguments of the user's
-    step, not of the model. changed: entries of the batch that were written after the step began. sharded: names of weights of
+    step, not of the model. evaluated: paths of modules in evaluation mode. trained: names of parameters that require
+    gradients. changed: entries of the batch that were written after the step began. sharded: names of weights of
     which this rank has a part. signals: of the last steps. update: the user's line that called the optimizer.
     """
 
@@ -69,9 +70,10 @@ class About:
     autocast: Mapping[str, str] = field(default_factory=dict)
     is_whole_step: bool = True
     is_training: bool = True
+    evaluated: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
     changed: tuple[int, ...] = ()
     sharded: tuple[str, ...] = ()
-    not_saved: tuple[str, ...] = ()
     code: Code | None = None
     update: str = ""
     error: str = ""
@@ -85,11 +87,13 @@ class About:
 @dataclass(frozen=True)
 class Call:
     """One call of the user's step, or of the model. batch: its arguments, (args, kwargs). generators: states at its
-    start. draws: random numbers of the model, in order, if they were recorded."""
+    start. draws: random numbers of the model, in order, if they were recorded. variables: {name: number} at its start, see
+    `Variables`."""
 
     batch: Any
     generators: Mapping[str, Any]
     draws: tuple[Any, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,12 @@ def write(capsule: Capsule, folder: Path, name: str) -> Path:
             "frozen": {key: list(value) for key, value in capsule.frozen.items()},
             "states": encode(list(capsule.states)),
             "calls": [
-                {"batch": encode(one.batch), "generators": encode(dict(one.generators)), "draws": encode(one.draws)}
+                {
+                    "batch": encode(one.batch),
+                    "generators": encode(dict(one.generators)),
+                    "draws": encode(one.draws),
+                    "variables": dict(one.variables),
+                }
                 for one in capsule.calls
             ],
             "previous": encode(list(capsule.previous)),
@@ -178,7 +187,7 @@ def read(folder: Path) -> Capsule:
             {name: (file, digest) for name, (file, digest) in state["frozen"].items()},
             tuple(decode(state["states"])),
             tuple(
-                Call(decode(one["batch"]), decode(one["generators"]), tuple(decode(one["draws"])))
+                Call(decode(one["batch"]), decode(one["generators"]), tuple(decode(one["draws"])), one["variables"])
                 for one in state["calls"]
             ),
             tuple(decode(state["previous"])),

@@ -78,6 +78,9 @@ def _target_of(about: Any) -> str:
             f"{said}: move it to the top of its file, or name a function that returns it, as in train.py:build()",
             "bad-capsule",
         )
+    here = Path(about.code.file).name
+    if not Path(about.code.file).is_file() and Path(here).is_file():  # copied to another machine, beside the capsule
+        return f"{here}:{about.code.name}"
     if not Path(about.code.file).is_file():
         raise LoadError(f"{about.code.file}, which contains the step, does not exist here: {advice}", "bad-capsule")
     return text

@@ -26,7 +26,8 @@ from . import capsule as files
 from .capsule import About, Call, Capsule, Code, local
 from .generators import is_on_gpu, own_generators, restore, state_of_process, states_of
 from .signals import HISTORY, Judge, Signal, Trigger
-from .weights import FrozenFiles, bare, state_of_model
+from .variables import Variables
+from .weights import FrozenFiles, bare, plain_name, state_of_model
 
 logger = logging.getLogger("auditor.watch")
 
@@ -34,8 +35,10 @@ MOST = 3
 """Default number of capsules that a recorder writes."""
 EVERY, FIRST = 25, 5
 """Updates between samples of lost updates and flushed gradients, and the first one that is sampled."""
-SAMPLED, ENTRIES = 4, 1 << 16
+SAMPLED, ENTRIES = 4, 1 << 14
 """Number of parameters that are sampled, the largest ones, and of entries of each."""
+SIDE = 128
+"""Number of rows and of columns of a gradient that are sampled."""
 CALLS = 64
 """Largest number of calls of the step that are kept if no update ends them."""
 SUBNORMAL = 2.0**-14
@@ -62,13 +65,20 @@ def inert_recorders() -> Iterator[list[Recorder]]:
 
 @dataclass
 class _Called:
-    """A call of the step, or of the model, that may be saved. versions: of the tensors at its start; own: of the
-    user's generators; inputs: of the model, if the random numbers of its forward pass are to be recorded."""
+    """A call of the step, or of the model, that may be saved. tensors: those of the batch, and their versions at its
+    start. variables: see `Variables`. inputs: of the model, if the random numbers of its forward pass are to be recorded."""
 
     batch: Any
+    tensors: list[torch.Tensor]
     versions: list[int]
     generators: dict[str, Any]
+    variables: dict[str, Any]
     inputs: list[Any] = field(default_factory=list)
+
+    def written(self) -> list[int]:
+        """Numbers of the batch's tensors that were written to since the call began."""
+        pairs = zip(self.tensors, self.versions, strict=True)
+        return [i for i, (x, version) in enumerate(pairs) if _version(x) != version]
 
 
 @dataclass
@@ -102,11 +112,13 @@ class Recorder:
         self._log = log
         self._most = most
         self._frozen = FrozenFiles(frozen)
-        self._draws = draws
+        self._is_plain = not any(_is_sharded(p) for p in self.model.parameters())
+        self._keeps_inputs = _is_on_gpu(self.model) if draws is None else draws
         self._code: Code | None = None
         self._function: Callable[..., Any] | None = None
         self._own: dict[str, Any] | None = None
-        self._ring: deque[Any] = deque(maxlen=max(keep - 1, 0))
+        self._variables = Variables(None, nn.Module())
+        self._ring: deque[list[_Called]] = deque(maxlen=max(keep - 1, 0))
         self._seen: set[str] = set()
         self._judges = [Judge() for _ in self.optimizers]
         self._signals: deque[Signal] = deque(maxlen=HISTORY)
@@ -118,8 +130,6 @@ class Recorder:
         self._is_step = False  # whether the user's step is decorated, or begins with `begin`
         self._depth = 0  # of calls of the decorated step
         self.number = 0
-        self._scaled: tuple[Any, Any] | None = None  # the last scaled loss, and the loss itself
-        self._armed: list[Trigger] = []  # seen after an update; the next step is saved
         self._sample: dict[int, _Sample] = {}
         self._shares: dict[int, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}  # of the last sample, not read yet
         self._count = [0] * len(self.optimizers)  # updates
@@ -132,6 +142,7 @@ class Recorder:
         self._returned: list[torch.Tensor] = []  # losses of calls without an update
         self._updated: list[int] = []
         self._autocast: dict[str, str] = {}
+        self._scaled: tuple[Any, Any] | None = None  # the last scaled loss, and the loss itself
 
     # What the user calls.
 
@@ -252,7 +263,7 @@ class Recorder:
         if not self._is_step:
             self._begin((args, kwargs))
         self._autocast = self._autocast or _autocast()
-        if self._calls and self._records_draws():
+        if self._calls and self._keeps_inputs:
             self._calls[-1].inputs.append((model, args, kwargs))
 
     def _inside(self, module: nn.Module, args: Any) -> None:
@@ -263,7 +274,8 @@ class Recorder:
         """A backward pass begins at these tensors."""
         if self._is_off:
             return
-        for root in (roots,) if isinstance(roots, torch.Tensor) else tuple(roots):
+        several = roots if isinstance(roots, list | tuple) else [roots]
+        for root in several:
             if isinstance(root, torch.Tensor) and root.numel() == 1:
                 loss = self._scaled[1] if self._scaled is not None and self._scaled[0] is root else root
                 self._roots.append(loss.detach())
@@ -279,13 +291,15 @@ class Recorder:
             self._buffers.save()
         if self._own is None:
             self._own = own_generators(self._function, self.model)
+            self._variables = Variables(self._function, self.model)
         tensors = _tensors(batch)
         if self._reused:
             batch = _cloned(batch, self._reused)
             tensors = _tensors(batch)
         generators = state_of_process()
         generators["own"] = states_of(self._own)
-        self._calls.append(_Called(batch, [_version(x) for x in tensors], generators))
+        versions = [_version(x) for x in tensors]
+        self._calls.append(_Called(batch, tensors, versions, generators, self._variables.values()))
         del self._calls[:-CALLS]
 
     def _end(self, value: Any) -> None:
@@ -305,22 +319,19 @@ class Recorder:
 
     def _finish_group(self) -> None:
         for call in self._calls:
-            self._note_reuse(call)
+            self._reused.update(call.written())
         self._buffers.note_changes()
-        self._ring.append([call.batch for call in self._calls])
+        for call in self._calls:
+            call.generators = {}
+        self._ring.append(self._calls)
         self._new_group()
         self.number += 1
-
-    def _note_reuse(self, call: _Called) -> None:
-        for i, (x, version) in enumerate(zip(_tensors(call.batch), call.versions, strict=False)):
-            if _version(x) != version:
-                self._reused.add(i)
 
     def _before(self, number: int, optimizer: Any) -> None:
         """Before an update, with the weights as they were: read the signals, with one synchronization, and judge."""
         count = self._count[number]
         is_sampled = count % EVERY == FIRST
-        gradients = _gradients(optimizer)
+        gradients = _gradients(optimizer, self._is_plain)
         factor = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which unscales itself
         skips = getattr(optimizer, "found_inf", None)
         values: list[tuple[str, torch.Tensor]] = []
@@ -397,8 +408,7 @@ class Recorder:
 
     def _hear(self, signal: Signal) -> None:
         """Judge a signal, log it, and write a capsule if there is a reason."""
-        triggers = [*self._judges[signal.optimizer].judge(signal), *self._armed]
-        self._armed = []
+        triggers = self._judges[signal.optimizer].judge(signal)
         self._signals.append(signal)
         if self._log is not None:
             named = {"loss": signal.loss, "grad_norm": signal.norm, "scale": signal.scale, "lr": signal.rate}
@@ -434,12 +444,7 @@ class Recorder:
     def _capsule(self, trigger: Trigger, signal: Signal | None, rank: int, world: int, error: str) -> Capsule:
         weights, frozen, sharded = state_of_model(self.model, self._frozen)
         keeps_state = trigger.kind in ("updates-lost", "asked")
-        changed = [
-            i
-            for call in self._calls
-            for i, (x, version) in enumerate(zip(_tensors(call.batch), call.versions, strict=False))
-            if _version(x) != version
-        ]
+        changed = [number for call in self._calls for number in call.written()]
         about = About(
             kind=trigger.kind,
             text=trigger.text,
@@ -456,6 +461,8 @@ class Recorder:
             autocast=dict(self._autocast),
             is_whole_step=self._is_step,
             is_training=self.model.training,
+            evaluated=tuple(plain_name(path) for path, one in self.model.named_modules() if not one.training),
+            trained=tuple(plain_name(name) for name, p in self.model.named_parameters() if p.requires_grad),
             changed=tuple(dict.fromkeys(changed)),
             sharded=sharded,
             code=self._code,
@@ -466,24 +473,18 @@ class Recorder:
             command=tuple(sys.argv),
             signals=tuple(asdict(one) for one in self._signals),
         )
-        calls = tuple(Call(one.batch, one.generators, tuple(self._drawn(one))) for one in self._calls)
+        saved = tuple(Call(one.batch, one.generators, tuple(self._drawn(one)), one.variables) for one in self._calls)
         states = tuple(_state_of(one) if keeps_state else None for one in self.optimizers)
         buffers = self._buffers.before()
-        return Capsule(about, weights, buffers, frozen, states, calls, tuple(self._ring))
-
-    def _records_draws(self) -> bool:
-        """Whether the numbers that a forward pass draws are part of a capsule: a CPU repeats them from the states of its
-        generators, but not those of a GPU."""
-        if self._draws is not None:
-            return self._draws
-        return next((p.device.type for p in self.model.parameters()), "cpu") != "cpu"
+        previous = tuple([one.batch for one in calls if not one.written()] for calls in self._ring)
+        return Capsule(about, weights, buffers, frozen, states, saved, previous)
 
     def _drawn(self, call: _Called) -> list[Any]:
         """The random numbers of a call's forward passes, which run again without gradients, in the same state.
 
         A sharded model is not run again, since that would communicate.
         """
-        if not call.inputs or not self._records_draws() or any(_is_sharded(p) for p in self.model.parameters()):
+        if not call.inputs or any(_is_sharded(p) for p in self.model.parameters()):
             return []
         from .draws import RecordDraws  # imports more of the auditor, which a training without a trigger need not
 
@@ -755,9 +756,12 @@ def _version(x: torch.Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-def _gradients(optimizer: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(parameter, gradient) of an optimizer: of sharded ones this rank's parts, of sparse ones the stored entries."""
-    pairs = [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+def _gradients(optimizer: Any, is_plain: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(parameter, gradient) of an optimizer: of sharded ones this rank's parts, of sparse ones the stored entries.
+    is_plain: whether no parameter is sharded."""
+    pairs = [(p, g) for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]
+    if is_plain and all(g.layout is torch.strided for _, g in pairs):
+        return pairs
     result = []
     for p, gradient in pairs:
         part = local(gradient).detach()
@@ -775,17 +779,23 @@ def _norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     for (_, dtype), members in groups.items():
         is_half = dtype in (torch.float16, torch.bfloat16)
         norms += torch._foreach_norm(members, 2, dtype=torch.float32) if is_half else torch._foreach_norm(members, 2)
-    return torch.linalg.vector_norm(torch.stack([x.to(device, torch.float32) for x in norms]))
+    if len(groups) > 1 or norms[0].dtype is not torch.float32:
+        norms = [x.to(device, torch.float32) for x in norms]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _read(values: list[tuple[str, torch.Tensor]]) -> dict[str, list[float]]:
     """The values by name, with one synchronization for all that are on a GPU."""
     if not values:
         return {}
-    device = next((x.device for _, x in values if x.device.type != "cpu"), values[0][1].device)
-    stacked = torch.stack([x.detach().reshape(()).to(device, torch.float64, non_blocking=True) for _, x in values])
+    device = next((x.device for _, x in values if x.device.type != "cpu"), None)
+    if device is None:
+        numbers = [float(x) for _, x in values]
+    else:
+        on_gpu = [x.detach().reshape(()).to(device, torch.float64, non_blocking=True) for _, x in values]
+        numbers = torch.stack(on_gpu).tolist()
     result: dict[str, list[float]] = {}
-    for (name, _), value in zip(values, stacked.tolist(), strict=True):
+    for (name, _), value in zip(values, numbers, strict=True):
         result.setdefault(name, []).append(value)
     return result
 
@@ -826,7 +836,7 @@ def _flushed(
     smallest = torch.full((), SUBNORMAL, device=device) / (1.0 if scale is None else scale.to(device))
     for _, gradient in sorted(gradients, key=lambda one: -one[1].numel())[:SAMPLED]:
         matrix = gradient.reshape(gradient.shape[0] if gradient.dim() > 1 else 1, -1)
-        matrix = matrix[:: max(matrix.shape[0] // 256, 1), :: max(matrix.shape[1] // 256, 1)]  # [rows, columns]
+        matrix = matrix[:: max(matrix.shape[0] // SIDE, 1), :: max(matrix.shape[1] // SIDE, 1)]  # [rows, columns]
         is_set = matrix != 0
         every = every & ~is_set.any().to(device)
         counts = is_set.any(dim=1, keepdim=True) & is_set.any(dim=0, keepdim=True)
@@ -868,6 +878,12 @@ def _state_of(optimizer: Any) -> dict[str, Any]:
     """The optimizer's state by the numbers of its parameters; of sharded ones this rank's parts."""
     numbers: Iterable[Any] = (p for group in optimizer.param_groups for p in group["params"])
     return {str(i): dict(optimizer.state[p]) for i, p in enumerate(numbers) if p in optimizer.state}
+
+
+def _is_on_gpu(model: nn.Module) -> bool:
+    """Whether the model draws its random numbers on a GPU: a CPU repeats its own from the states of its generators, but
+    not those of a GPU."""
+    return next((p.device.type for p in model.parameters()), "cpu") != "cpu"
 
 
 def _is_sharded(p: Any) -> bool:

@@ -21,6 +21,7 @@ from ...numerics.formats import label
 from ...records import Progress
 from ...training.step import LOSS
 from ..rehearsal.forked import call_forked
+from ..rehearsal.loops import LightningStep, TrainerStep, as_step
 from ..rehearsal.rehearse import problems_of, recipe_as_written
 from ..rehearsal.result import AS_WRITTEN, FP32, Recipe, RecipeProblem, RecipeRun, StepFinding
 from . import capsule as files
@@ -64,9 +65,10 @@ def replay(
     capsule = with_all_ranks(folder, files.read(folder))
     about = capsule.about
     tell = progress or (lambda *_: None)
-    model, optimizers, scalers = _objects(capsule, recorders, target)
+    loop, _ = as_step(target, 1)  # a LightningModule's or a Trainer's own step; else the target itself
+    model, optimizers, scalers = _objects(capsule, recorders, loop)
     load_weights(capsule, model)
-    step = CapsuleStep(capsule, target, model)
+    step = CapsuleStep(capsule, loop, model)
     if not optimizers:
         optimizers = _optimizers_of(model)
     _set_optimizers(capsule, optimizers)
@@ -142,13 +144,21 @@ def with_all_ranks(folder: Path, capsule: Capsule) -> Capsule:
     return replace(capsule, weights=merge(parts))
 
 
-def _objects(capsule: Capsule, recorders: Sequence[Recorder], target: Any) -> tuple[nn.Module, list[Any], list[Any]]:
-    """(model, its optimizers, its scalers) of the user's file. Raises: LoadError(slug="bad-capsule") without the model."""
+def _objects(capsule: Capsule, recorders: Sequence[Recorder], loop: Any) -> tuple[nn.Module, list[Any], list[Any]]:
+    """(model, its optimizers, its scalers) of the user's file. loop: see `as_step`, or a model.
+
+    Raises: LoadError(slug="bad-capsule") without the model.
+    """
     for recorder in reversed(recorders):
         if fits(capsule, recorder.model):
             return recorder.model, list(recorder.optimizers), list(recorder.scalers)
-    if isinstance(target, nn.Module) and fits(capsule, target):
-        return target, [], []
+    own = loop
+    if isinstance(loop, LightningStep):
+        own = loop.module
+    elif isinstance(loop, TrainerStep):
+        own = loop.trainer.model
+    if isinstance(own, nn.Module) and fits(capsule, own):
+        return own, [], []
     every = [one for one in gc.get_objects() if issubclass(type(one), nn.Module) and "_modules" in vars(one)]
     fitting = [one for one in every if fits(capsule, one)]
     if not fitting:

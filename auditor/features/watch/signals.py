@@ -24,6 +24,8 @@ COLLAPSE = 256.0
 """Factor by which the loss scale may fall below the last scale that worked."""
 LOST = 0.5
 """Share of lost updates, or of gradients that underflow to zero, that is worth a capsule."""
+SAMPLES = 2
+"""Number of samples in a row with lost updates that is worth a capsule: the first steps of a warm-up may lose theirs."""
 STEADY, CONSTANT, TINY = 16, 1e-3, 0.01
 """Gradients were clipped while scaled, if their norms are equal within CONSTANT in STEADY updates, and below TINY."""
 
@@ -62,6 +64,7 @@ class Judge:
     _good_scale: float | None = None
     _skips: int = 0
     _largest_rate: float = 0.0
+    _lost_samples: int = 0  # in a row
 
     def judge(self, signal: Signal) -> list[Trigger]:
         """The reasons for a capsule of this step, the most important first."""
@@ -125,7 +128,11 @@ class Judge:
             self._largest_rate = max(self._largest_rate, rate)
         if signal.flushed is not None and signal.flushed > LOST:
             yield Trigger("gradients-flushed", f"{signal.flushed:.0%} of the sampled gradients are zero")
-        if signal.lost is not None and signal.lost > LOST and self._rate_counts(rate):
+        if signal.lost is None:
+            return
+        is_lost = signal.lost > LOST and self._rate_counts(rate)
+        self._lost_samples = self._lost_samples + 1 if is_lost else 0
+        if self._lost_samples >= SAMPLES:
             yield Trigger("updates-lost", f"{signal.lost:.0%} of the sampled updates change no weight")
 
     def _rate_counts(self, rate: float | None) -> bool:
@@ -155,7 +162,7 @@ def _known(past: Sequence[float | None]) -> list[float]:
 def _is_spike(value: float | None, past: Sequence[float | None]) -> bool:
     """Whether a finite value is far above the median of the past ones."""
     known = _known(past)
-    if value is None or not math.isfinite(value) or len(known) < LEAST:
+    if value is None or not math.isfinite(value) or len(known) < LEAST or value <= max(known):
         return False
     middle = statistics.median(known)
     width = statistics.median(abs(x - middle) for x in known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -15,10 +16,11 @@ from ...errors import LoadError
 from ...isolation.tensors import plain_torch
 from ...numerics.entries import over_tensors
 from ...training.step import own_loss
-from ..rehearsal.loops import LightningStep, TrainerStep, as_step
+from ..rehearsal.loops import LightningStep, TrainerStep
 from .capsule import Capsule
 from .draws import PlayDraws
 from .generators import own_generators, restore, restore_own
+from .variables import Variables
 
 Arguments = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
 """(args, kwargs) of each call."""
@@ -27,14 +29,15 @@ Arguments = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
 class CapsuleStep:
     """Runs the calls of a capsule, each from the recorded state of the generators, and with the recorded draws.
 
-    Called with the arguments of all calls, which it copies, since a step may write to its batch.
+    Called with the arguments of all calls, which it copies, since a step may write to its batch. loop: the user's
+    function, a LightningStep, a TrainerStep, or a model. has_backward: whether the last run called `backward`.
     """
 
-    def __init__(self, capsule: Capsule, target: Any, model: nn.Module) -> None:
+    def __init__(self, capsule: Capsule, loop: Any, model: nn.Module) -> None:
         self._capsule = capsule
-        self._run = _runner(capsule, target, model)
-        function = getattr(target, "__wrapped__", target)
-        self._own = own_generators(function if callable(function) else None, model)
+        self._run = _runner(capsule, loop, model)
+        self._own = own_generators(inspect.unwrap(loop) if callable(loop) else None, model)
+        self._variables = Variables(loop, model)
         self.has_backward: Callable[[], bool] = lambda: True
         self.optimizers: list[Any] = []
 
@@ -60,20 +63,20 @@ class CapsuleStep:
         call = self._capsule.calls[number]
         restore(call.generators)
         restore_own(self._own, call.generators.get("own", {}))
+        self._variables.restore(call.variables)
         return PlayDraws(call.draws) if call.draws else nullcontext()
 
 
 Before = Callable[[int], Any]
 
 
-def _runner(capsule: Capsule, target: Any, model: nn.Module) -> Callable[[Arguments, Before], list[Any]]:
-    """How to run the calls with what the target names; gives what each call returns."""
-    step, _ = as_step(target, 1)
+def _runner(capsule: Capsule, step: Any, model: nn.Module) -> Callable[[Arguments, Before], list[Any]]:
+    """How to run the calls with a function, a LightningStep, a TrainerStep or a model; gives what each call returns."""
     if isinstance(step, LightningStep):
         return lambda calls, before: _at_once(_lightning_batch(step, calls), step, before)
     if isinstance(step, TrainerStep):
         return lambda calls, before: _at_once([_without_count(kwargs) for _, kwargs in _copies(calls)], step, before)
-    if isinstance(target, nn.Module):
+    if isinstance(step, nn.Module):
         return ModelStep(capsule, model)
     if not callable(step):
         raise LoadError(f"a value of type {type(step).__name__} is no training step: name a function", "bad-step")

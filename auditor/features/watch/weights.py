@@ -116,7 +116,7 @@ def state_of_model(
 
 
 def load_weights(capsule: Capsule, model: nn.Module) -> None:
-    """Set the model's weights and buffers to the capsule's. Raises: LoadError(slug="bad-capsule") if they do not fit,
+    """Set the model's weights, buffers and modes to the capsule's. Raises: LoadError(slug="bad-capsule") if they do not fit,
     or a file with frozen weights has other ones."""
     parameters = {plain_name(name): p for name, p in model.named_parameters()}
     with torch.no_grad():
@@ -125,10 +125,14 @@ def load_weights(capsule: Capsule, model: nn.Module) -> None:
                 _load_frozen(name, p, *capsule.frozen[name])
             else:
                 _copy(name, p, capsule.weights[name])
+            if p.is_floating_point() and capsule.about.trained:
+                p.requires_grad_(name in capsule.about.trained)
         for given, buffer in model.named_buffers():
             name = plain_name(given)
             if name in capsule.buffers and buffer.shape == capsule.buffers[name].shape:
                 buffer.copy_(capsule.buffers[name])
+    for path, module in model.named_modules():
+        module.training = plain_name(path) not in capsule.about.evaluated
 
 
 def _copy(name: str, p: torch.Tensor, stored: torch.Tensor) -> None:

@@ -689,6 +689,45 @@ def a_scale_that_collapses() -> Plant:
     return made
 
 
+class Cooling(nn.Module):
+    """Counts its calls in an attribute, and has a part in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        temperature = 1 - self.calls / 59
+        return self.drop(self.inner(x)) / temperature  # <- a_counter_in_an_attribute
+
+
+@plant
+def a_counter_in_an_attribute() -> Plant:
+    return plain(mlp_after(Cooling()), 58, lambda x, y: None)
+
+
+@plant
+def a_counter_of_the_steps_file() -> Plant:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    number = 0
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        nonlocal number
+        number += 1
+        optimizer.zero_grad()
+        is_on = torch.tensor(float(number != 60))
+        loss = F.cross_entropy(model(x), y) / is_on  # <- a_counter_of_the_steps_file
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Plant(model, optimizer, step, classes, 59, NOT_FINITE)
+
+
 @plant
 def a_spike_of_the_data() -> Plant:
     model = nn.Linear(WIDTH, 1)

@@ -56,6 +56,7 @@ def test_every_rank_has_its_batch_and_one_is_guilty(world: int, tmp_path: Path) 
     assert f"came from another rank: replay {paths[BAD_RANK].name}" in innocent.verdict
 
 
+@pytest.mark.slow
 def test_the_parts_of_all_ranks_make_the_weights_of_a_sharded_model(tmp_path: Path) -> None:
     paths = train(tmp_path, "fsdp", 2)
     own = files.read(paths[BAD_RANK])

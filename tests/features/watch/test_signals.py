@@ -33,13 +33,18 @@ def wave(i: int) -> dict[str, Any]:
         ({"norm": 40.0}, ["gradient-spike"]),
         ({"loss": 3.0, "norm": 4.0}, []),
         ({"rate": math.nan}, ["rate-not-finite"]),
-        ({"lost": 0.6}, ["updates-lost"]),
-        ({"lost": 0.6, "rate": 1e-7}, []),  # the end of a schedule
         ({"flushed": 0.9}, ["gradients-flushed"]),
     ],
 )
 def test_one_step_after_fifty_usual_ones(last: dict[str, Any], expected: list[str]) -> None:
     assert kinds([*map(wave, range(50)), {**wave(50), **last}]) == [(50, one) for one in expected]
+
+
+def test_lost_updates_count_from_the_second_sample_and_not_at_the_end_of_a_schedule() -> None:
+    lost = [{"lost": 0.6}, {}, {"lost": 0.6}]
+    assert kinds(lost) == [(2, "updates-lost")]
+    assert kinds([{"lost": 0.6}, {"lost": 0.1}, {"lost": 0.6}]) == []
+    assert kinds([{}, *({"lost": 0.6, "rate": 1e-7} for _ in range(3))]) == []
 
 
 def test_the_search_for_a_loss_scale_is_no_failure() -> None:
