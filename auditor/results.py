@@ -16,15 +16,21 @@ from typing import Any, ParamSpec, TypeVar
 from . import records
 from .artefact.emit import emit
 from .artefact.libraries import applicable, files_of
+from .artefact.strategies import SHIPPED
+from .asked import validate
 from .document import codec, read
+from .features.fix.output import apply_fixes
+from .features.fix.search import find_fixes
 from .records import folder
 from .records.audit import FILES
 from .rehearsal import rehearse as rehearsing
 from .rehearsal import result as rehearsed
+from .report import fixes as fixed
 from .report import reporters
 from .report.blocks import html, to_terminal
 from .report.plans import about_plan
 from .report.rehearsal import render
+from .settings import Settings
 
 Given = ParamSpec("Given")
 Shown = TypeVar("Shown", "Audit", "Rehearsal")
@@ -109,6 +115,43 @@ class Audit(records.Audit):
         older = [str(file.relative_to(target)) for file in target.glob("quantized/*/*_config.*")]
         older.extend(read.programs_in(target))
         return folder.write(target, self.texts(target), older)
+
+    def fixes(self, *, safe: bool = False, **options: Any) -> Fixes:
+        """Search for changes of the source that repair this audit's problems; no file changes.
+
+            found = audit.fixes()
+            print(found)  # the table and the patch
+            found.apply()  # writes the changes
+
+        safe: only conversions of dtypes, no algebra. options: of the audit, where they differ from the defaults and the
+        audit does not store them, such as `metric`. Every change that is returned was run in a fresh process and audited.
+        Raises: AuditorError(slug="loaded-audit") if the audit was loaded from files, "not-rebuilt" if a fresh process cannot
+        build the model.
+        """
+        strategies = dict.fromkeys(name.partition("_")[0] for name in self.baselines)
+        own = {
+            "formats": self.formats,
+            "strategies": tuple(strategies) or SHIPPED,
+            "max_error": self.max_error,
+            "criteria": self.criteria,
+            "use": self.use,
+            "seed": self.environment.seed,
+        }
+        settings = validate(Settings, {**own, **options})
+        return Fixes(**_fields(find_fixes(self, settings, only_safe=safe)))
+
+
+class Fixes(records.Fixes):
+    """Verified changes of the source, which can be printed and applied."""
+
+    def __repr__(self) -> str:
+        """The table of changes, and the patch."""
+        shown = to_terminal(fixed.overview(self, "the audited model"), PLAN_WIDTH, False).rstrip()
+        return f"{shown}\n\n{self.patch}".rstrip()
+
+    def apply(self) -> tuple[Path, ...]:
+        """Write the changes into the files; returns the files. Raises: AuditorError(slug="changed-source")."""
+        return apply_fixes(self)
 
 
 class Rehearsal(rehearsed.Rehearsal):

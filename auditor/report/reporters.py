@@ -15,6 +15,7 @@ from .annotations import github, place_of, sarif
 from .blocks import Block, Code, Item, Prose, environment, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Cause, Causes, causes
+from .fixes import fix_words
 from .generation import generation_lines, generation_section
 from .ledger import headline, ledger_section
 from .origins import decision_words, decisions_section, nonfinite_runs, origins
@@ -228,6 +229,7 @@ def html(audit: Audit) -> str:
         view=seen,
         causes=causes(audit),
         place_of=place_of,
+        fix_words=fix_words,
         members_shown=MEMBERS_SHOWN,
         entries_shown=ENTRIES_SHOWN,
         origins=origins(audit),
