@@ -99,7 +99,7 @@ class Fix(WithTarget):
         patch, _ = folder.write(directory, output.texts_of(found))
         written = output.apply_fixes(found) if self.apply else ()
         progress.close()
-        say(blocks.to_terminal(fixes.overview(found, name)))
+        say(blocks.to_terminal([block for block in fixes.step_overview(found, name) if block]))
         say(f"\n{found.patch}\n" if found.patch else "")
         say(f"Patch    {patch}\n")
         say("".join(f"Written  {file}\n" for file in written))

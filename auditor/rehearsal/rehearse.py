@@ -91,11 +91,7 @@ def rehearse(
     fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
     name = target or getattr(step, "__qualname__", type(step).__name__)
-    step, own_batches = call(as_step, f"preparing {name}", "bad-step", step, steps)
-    if batches is None:
-        batches = own_batches
-    elif isinstance(step, LightningStep) and step.count > 1:
-        batches = step.grouped(batches)
+    step, batches = _prepared(step, batches, steps, name)
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise bad_step("rehearse needs a function that runs one step, and a number of steps from 1 on")
     if unknown := [name for name in recipes if name not in (*FURTHER, "all")]:
@@ -130,6 +126,26 @@ def rehearse(
         runs = {AS_WRITTEN: runs[AS_WRITTEN], **runs}
     problems = tuple(problem for name in runs if name != "fp32" for problem in problems_of(name, runs))
     return Rehearsal(name, len(runs["fp32"].losses), runs["fp32"].batches, runs, problems, *recommend(runs, problems))
+
+
+def rehearse_as_written(step: Any, batches: Batches, steps: int, seed: int, name: str) -> dict[str, RecipeRun]:
+    """{name of a recipe: its run} of FP32 and of the step as its author wrote it; the first alone if that is FP32.
+
+    Raises: LoadError(slug="bad-step").
+    """
+    step, batches = _prepared(step, batches, steps, name)
+    session = Session(step, partial(number_batches, batches, step), seed)
+    return {one.name: call_forked(partial(session.run, one, steps)) for one in (FP32, *recipe_as_written(session))}
+
+
+def _prepared(step: Any, batches: Batches, steps: int, name: str) -> tuple[Any, Batches]:
+    """The step as a function, and its batches: by default those of a LightningModule or a Trainer."""
+    step, own = call(as_step, f"preparing {name}", "bad-step", step, steps)
+    if batches is None:
+        return step, own
+    if isinstance(step, LightningStep) and step.count > 1:
+        return step, step.grouped(batches)
+    return step, batches
 
 
 def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:

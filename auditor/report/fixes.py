@@ -70,6 +70,33 @@ def table(fixes: Fixes) -> Grid:
     return Grid(HEADS, rows, texts=3, caption=CAPTION)
 
 
+def step_overview(fixes: Fixes, name: str) -> list[Block]:
+    """The result of a search for fixes of a training step, for a terminal."""
+    rows = tuple(
+        (f"{fix.title} ({fix.file}:{fix.line})", fix.problem, fix.safety, f"{_loss(fix.before)} to {_loss(fix.after)}")
+        for fix in fixes.fixes
+    )
+    said = "No fix: no repair of a named problem passed a rehearsal."
+    if not fixes.failing_before:
+        said = "No fix: a rehearsal of the step as written shows no problem with a known repair."
+    if rows:
+        left = f"{count(len(fixes.failing_after), 'problem')} left" if fixes.failing_after else "no problem left"
+        said = f"{count(len(rows), 'fix', 'fixes')}, {left}. The fixed step was rehearsed, as written and in FP32."
+    kinds = dict.fromkeys(fix.safety for fix in fixes.fixes)
+    return [
+        Prose(f"Fixes of {name}", (), "title"),
+        Prose("Result", (said,)),
+        Grid(("change", "problem", "applies", "final loss as written"), rows, texts=3),
+        Prose("Applies", tuple(f"{SAFETY[kind]}." for kind in kinds)),
+        Prose("Left", tuple(f"{kind}." for kind in fixes.failing_after), listed=True),
+        Prose("Trials", (f"{count(fixes.trials, 'edited step')} rehearsed.",), "muted"),
+    ]
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None or not math.isfinite(value) else f"{value:.4g}"
+
+
 def overview(fixes: Fixes, name: str) -> list[Block]:
     """The result of a search for fixes, for a terminal."""
     page: list[Block] = [Prose(f"Fixes of {name}", (), "title"), Prose("Result", (headline(fixes),))]

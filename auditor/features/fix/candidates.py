@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from ...records import Span
 from .records import Kinds, Promotion
-from .source import SIMPLE, Edit, Edits, Source, walk_own
+from .source import SIMPLE, Edit, Edits, Source, place_of, walk_own
 
 SAFE, UNSAFE, DISPLAY = "safe", "unsafe", "display"
 """Applicability: edits that only convert dtypes; edits that change the algebra; changes that give other results."""
@@ -18,6 +20,8 @@ REGION = 6
 MOST_PARTS = 4
 """Maximum number of arguments of a call whose dtypes are compared."""
 
+SMALL = 3e4
+"""Values below this are small again after a region in FP32."""
 FP32 = "torch.float32"
 _ABOUT = frozenset({"shape", "dtype", "device", "ndim", "size", "dim", "numel", "stride", "is_cuda", "requires_grad"})
 """Attributes of a tensor that do not depend on its values."""
@@ -117,8 +121,9 @@ def called_name(node: ast.AST) -> str:
 class Proposer:
     """Proposes candidates for expressions of one file."""
 
-    def __init__(self, source: Source, kinds: Kinds) -> None:
-        self.source, self.names = source, Names(source, kinds)
+    def __init__(self, source: Source, kinds: Kinds, sizes: Mapping[Span, float] = MappingProxyType({})) -> None:
+        """sizes: {expression: the largest magnitude of its value}."""
+        self.source, self.names, self.sizes = source, Names(source, kinds), sizes
 
     def dtype_near(self, node: ast.expr) -> str | None:
         """The text of the dtype of a tensor that an expression, or its function, reads; None if there is none."""
@@ -134,11 +139,33 @@ class Proposer:
         statement = self.source.statement_of(expression)
         if not isinstance(statement, SIMPLE) or statement.value is None:
             return
-        whole = statement.value
-        for target in dict.fromkeys((expression, whole)):
+        raised = self._upcasts(expression)
+        if raised:
+            yield from self._within(expression, statement, raised)
+        for target in dict.fromkeys((expression, statement.value)):
             raised = self._upcasts(target)
             if raised:
                 yield from self._regions(target, statement, raised, last)
+
+    def _within(self, expression: ast.expr, statement: ast.stmt, raised: tuple[Edits, ...]) -> Iterator[Candidate]:
+        """Compute an expression in FP32, and cast an expression around it back: those with small values come first."""
+        dtype = self._dtype_of_leaf(expression, [])
+        if dtype is None:
+            return
+        around: list[ast.expr] = []
+        node = self.source.parent(expression)
+        while isinstance(node, ast.expr) and node is not getattr(statement, "value", None):
+            if isinstance(node, ast.Call | ast.BinOp):
+                around.append(node)
+            node = self.source.parent(node)
+        for one in sorted(around, key=self._is_large):
+            back = self.source.after(one, f".to({dtype})")
+            yield Candidate("compute in FP32, then cast back", SAFE, (*raised, back))
+
+    def _is_large(self, node: ast.expr) -> bool:
+        """Whether an expression has values near the end of FP16's range, or unknown ones."""
+        size = self.sizes.get((self.source.file, *place_of(node)))
+        return size is None or not 1e-3 < size < SMALL
 
     def _regions(
         self, target: ast.expr, statement: ast.stmt, raised: tuple[Edits, ...], last: int | None
@@ -383,6 +410,14 @@ class Proposer:
             else:
                 yield from self._fp32_keyword(node, names)
 
+    def _others_converted(self, value: ast.expr, low: Sequence[str]) -> Iterator[Candidate]:
+        """Convert the tensors of an expression that are not in low precision to the dtype of one that is."""
+        leaves = [leaf for leaf in self.names.leaves(value) if isinstance(leaf, ast.Name | ast.Attribute)]
+        wide = [leaf for leaf in leaves if self.source.segment(leaf) not in low]
+        if wide and len(wide) < len(leaves):
+            (name, *_) = [self.source.segment(leaf) for leaf in leaves if leaf not in wide]
+            yield self._cast(f"convert to {name}.dtype", wide, f"{name}.dtype")
+
     def _fp32_keyword(self, node: ast.Call, names: Sequence[str]) -> Iterator[Candidate]:
         for keyword in node.keywords:
             if keyword.arg == "dtype" and ast.unparse(keyword.value) in (FP32, "torch.float"):
@@ -408,6 +443,7 @@ class Proposer:
                 }
                 low = [name for name in beside if name not in assigned or _reads(value, name)]
                 yield from self.without_upcast(value, low)
+                yield from self._others_converted(value, low)
                 texts: list[str | None] = [f"{name}.dtype" for name in (*low, *self.names.arguments(value))]
                 texts += [self._dtype_text(leaf) for leaf in self.names.leaves(value)]
                 if (weight := self.names.weight(value)) is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...capture.places import from_repository
 from ...errors import AuditorError
-from ...records import Audit, Change, Fix, FixedText, Fixes
+from ...records import Audit, Change, Fix, FixedText, Fixes, Span
 from ...rulebook.load import load_rules
 from ...rulebook.rule import Rule
 from ...settings import Settings
@@ -29,7 +29,7 @@ MOST_AUDITS = 9
 """Maximum number of audits of edited sources."""
 MOST_SPOTS = 14
 """Maximum number of expressions at which candidates are tried."""
-TRIED = 9
+TRIED = 12
 """Maximum number of candidates for one expression."""
 TRIED_AFTER_RAISING = 16
 """The same where a run raised: what converts too few or too many operands raises again."""
@@ -79,7 +79,9 @@ def find_fixes(
     was loaded from files.
     """
     if audit.live is None:
-        raise AuditorError("the audit was loaded from files, without its model: run `auditor fix TARGET`", "loaded-audit")
+        raise AuditorError(
+            "the audit was loaded from files, without its model: run `auditor fix TARGET`", "loaded-audit"
+        )
     with open_workshop(audit.live, settings) as workshop:
         return Search(audit, settings, workshop, only_safe, tell).run()
 
@@ -97,6 +99,7 @@ class Search:
         self._until = time.monotonic() + SECONDS
         self._baseline: Baseline
         self._rejected: dict[str, None] = {}
+        self._sizes = sizes_of(audit)
 
     def run(self) -> Fixes:
         """Search, verify, and describe the result."""
@@ -196,7 +199,7 @@ class Search:
             yield from proposer.of_one_dtype(spot.node)
 
     def _proposer(self, source: Source) -> Proposer:
-        return Proposer(source, self._baseline.kinds)
+        return Proposer(source, self._baseline.kinds, self._sizes)
 
     def _rules_at(self, spot: Spot) -> list[Rule]:
         """The rules that found a problem in the function of a spot; without one, or for a measured problem, all."""
@@ -459,6 +462,15 @@ class Search:
 
 def _edits(accepted: Sequence[Accepted]) -> Edits:
     return tuple(dict.fromkeys(edit for one in accepted for edit in one.candidate.edits))
+
+
+def sizes_of(audit: Audit) -> dict[Span, float]:
+    """{expression: the largest magnitude of the operation that it ends with}."""
+    result: dict[Span, float] = {}
+    for report in audit.nodes:
+        if report.range is not None and report.node.expressions:
+            result[report.node.expressions[0]] = report.range.max_abs
+    return result
 
 
 def without_casts_made(candidate: Candidate, taken: Edits) -> Candidate:

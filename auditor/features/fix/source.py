@@ -140,6 +140,40 @@ class Source:
         block = self._block(statement)
         return block[: block.index(statement)][::-1] if statement in block else []
 
+    def statement_at(self, line: int) -> ast.stmt | None:
+        """The innermost statement in a function that covers a line; None outside functions."""
+        found = [one for one in ast.walk(self.tree) if isinstance(one, ast.stmt)]
+        around = [one for one in found if one.lineno <= line <= (one.end_lineno or 0) and self.function_of(one)]
+        inner = [one for one in around if not isinstance(one, FUNCTIONS)]
+        return min(inner, key=lambda one: (one.end_lineno or 0) - one.lineno, default=None)
+
+    def line_insertion(self, statement: ast.stmt, text: str, *, below: bool = False) -> Edit:
+        """Insert a line before a statement, or below it, with its indentation."""
+        indent = self.indentation(statement) if self.begins_line(statement) else ""
+        if not below:
+            if not self.begins_line(statement):
+                return self.insertion(self.bounds(statement)[0], f"{text}; ")
+            return self.insertion(self.offset(statement.lineno, 0), f"{indent}{text}\n")
+        if not self.begins_line(statement):
+            return self.insertion(self.bounds(statement)[1], f"; {text}")
+        end = (
+            min(self.offset((statement.end_lineno or 0) + 1, 0), len(self._bytes))
+            if self._has_line_after(statement)
+            else len(self._bytes)
+        )
+        return self.insertion(end, f"{indent}{text}\n")
+
+    def _has_line_after(self, statement: ast.stmt) -> bool:
+        return (statement.end_lineno or 0) < len(self._starts)
+
+    def deletion(self, statement: ast.stmt) -> Edits:
+        """Delete a statement with its line; `pass` remains of the only statement of a block."""
+        if len(self._block(statement)) < 2 or not self.begins_line(statement):
+            return (self.replacement(statement, "pass"),)
+        start = self.offset(statement.lineno, 0)
+        end = self.offset((statement.end_lineno or 0) + 1, 0) if self._has_line_after(statement) else len(self._bytes)
+        return (Edit(self.file, start, end, ""),)
+
     def _block(self, statement: ast.stmt) -> list[ast.stmt]:
         around = self._parents[statement]
         for name in ("body", "orelse", "finalbody"):

@@ -46,6 +46,7 @@ from ...verify.loaders import in_hand
 from ...verify.worker import build_model
 from .overlay import serve
 from .records import Baseline, Promotion, Run, Standing, Trial
+from .steps import StepStanding, rehearse_step
 
 PROMOTIONS, BESIDE = 6, 3
 """Maximum number of lines that a run names as points of promotion, and of low-precision variables for each."""
@@ -186,7 +187,19 @@ def gate(job: Mapping[str, Any]) -> Standing:
     return replace(standing_of(audit), distance=apart)
 
 
-JOBS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"baseline": baseline, "trial": trial, "gate": gate}
+def rehearse(job: Mapping[str, Any]) -> StepStanding:
+    """Rehearse the training step of an edited source."""
+    sys.path[:] = [*dict.fromkeys((*job["path"], *sys.path))]
+    os.chdir(job["folder"])
+    return rehearse_step(job)
+
+
+JOBS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "baseline": baseline,
+    "trial": trial,
+    "gate": gate,
+    "rehearse": rehearse,
+}
 
 
 def standing_of(audit: Audit) -> Standing:

@@ -76,7 +76,7 @@ class Workshop:
 
     def baseline(self) -> Baseline:
         """The results of the source as it is. Raises: AuditorError(slug="not-rebuilt") if it cannot be run."""
-        result = self._ask("baseline", {})
+        result = self.ask("baseline", {})
         if isinstance(result, str):
             why = result.partition("\n")[0]
             said = f"a fresh process could not build and run the model: {why}"
@@ -90,18 +90,18 @@ class Workshop:
         """
         self.trials += 1
         order = [*known, *(name for name in self.shared["runs"] if name not in known)]
-        result = self._ask("trial", texts, {"runs": order, "known": dict(list(known.items())[:1])})
+        result = self.ask("trial", texts, {"runs": order, "known": dict(list(known.items())[:1])})
         return Trial(crash=result) if isinstance(result, str) else result
 
     def audit(self, texts: Mapping[str, str]) -> Standing:
         """What an audit of an edited source says, and how far its outputs are from the reference on all inputs."""
         self.audits += 1
-        result = self._ask("gate", texts)
+        result = self.ask("gate", texts)
         if isinstance(result, str):
             return Standing(None, 0.0, None, frozenset(), frozenset(), crash=result)
         return result  # type: ignore[no-any-return]
 
-    def _ask(self, kind: str, texts: Mapping[str, str], further: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    def ask(self, kind: str, texts: Mapping[str, str], further: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """The worker's result for a job; a text if it failed. Equal jobs run once. further: more entries of the job."""
         key = (kind, tuple(sorted(texts.items())), str(further))
         if key in self._known:
@@ -147,6 +147,22 @@ def open_workshop(subject: Subject, settings: Settings) -> Iterator[Workshop]:
             workshop.close()
 
 
+@contextmanager
+def open_for_step(shared: Mapping[str, Any]) -> Iterator[Workshop]:
+    """Yield a Workshop whose jobs share the entries of `shared`, besides the path and the working directory."""
+    with tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True) as name:
+        workshop = Workshop(Path(name), {**shared, **_surroundings()})
+        try:
+            yield workshop
+        finally:
+            workshop.close()
+
+
+def _surroundings() -> dict[str, Any]:
+    """Where this process finds modules and files."""
+    return {"path": [str(Path(place).absolute()) for place in sys.path], "folder": str(Path.cwd())}
+
+
 def shared_by_jobs(subject: Subject, settings: Settings, folder: Path) -> dict[str, Any]:
     """The parts of a job that are the same for all edited sources of a subject; writes the files that they name."""
     kept = [one.name for one in fields(subject) if one.name not in LEFT_OUT]
@@ -172,8 +188,7 @@ def shared_by_jobs(subject: Subject, settings: Settings, folder: Path) -> dict[s
         "about": str(folder / "about.pt"),
         "reference": str(folder / "reference.pt"),
         "script": str(script) if script and is_of_script else "",
-        "path": [str(Path(place).absolute()) for place in sys.path],
-        "folder": str(Path.cwd()),
+        **_surroundings(),
         "seed": settings.seed,
         "device": settings.where,
         "runs": [
