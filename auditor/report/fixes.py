@@ -33,6 +33,18 @@ def fixes_of(audit: Audit, members: Iterable[Finding]) -> tuple[Fix, ...]:
     return tuple(fix for fix in fixed if causes.intersection(fix.causes))
 
 
+def offer(audit: Audit) -> str:
+    """A sentence on what `fix` would gain, from the plan that is predicted after a repair of the source; "" for nothing."""
+    if not audit.repairs or not audit.subject.file or audit.fixed is not None:
+        return ""
+    best = audit.repairs[0]
+    listed = " and ".join(best.causes[:2])
+    return (
+        f"`python -m auditor fix {audit.subject.target}` searches for a change of {listed}: the plan after it is predicted at "
+        f"{best.speedup:.2f}x instead of {best.before:.2f}x."
+    )
+
+
 def fix_words(fix: Fix) -> str:
     """A sentence on a fix: what it does, how safe it is, and what it gains."""
     gain = f"the recommended plan is then predicted at {fix.speedup_after:.2f}x instead of {fix.speedup_before:.2f}x"

@@ -15,7 +15,7 @@ from .annotations import github, place_of, sarif
 from .blocks import Block, Code, Item, Prose, environment, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Cause, Causes, causes
-from .fixes import fix_words
+from .fixes import fix_words, offer
 from .generation import generation_lines, generation_section
 from .ledger import headline, ledger_section
 from .origins import decision_words, decisions_section, nonfinite_runs, origins
@@ -56,6 +56,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
         Prose("", tuple(filter(None, (seen.proof, *seen.broken)))),
         *(Prose(label, tuple(lines)) for label, lines in _asked(audit).items()),
         *_findings(audit, causes(audit), entries),
+        Prose("Fix", (offer(audit),)),
         *plans.plan_table(audit, seen.plans),
     ]
     if use := plans.snippets(audit):

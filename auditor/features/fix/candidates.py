@@ -164,7 +164,7 @@ class Proposer:
 
     def _is_large(self, node: ast.expr) -> bool:
         """Whether an expression has values near the end of FP16's range, or unknown ones."""
-        size = self.sizes.get((self.source.file, *place_of(node)))
+        size = self.sizes.get(Span(self.source.file, *place_of(node)))
         return size is None or not 1e-3 < size < SMALL
 
     def _regions(

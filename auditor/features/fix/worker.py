@@ -342,7 +342,9 @@ class _KindTracer:
 
     def _look(self, frame: FrameType) -> None:
         code = frame.f_code
-        for name, value in list(frame.f_locals.items()):
+        shared = {name: frame.f_globals.get(name) for name in code.co_names}
+        tensors = {name: value for name, value in shared.items() if isinstance(value, torch.Tensor)}
+        for name, value in (tensors | frame.f_locals).items():
             key = (code.co_filename, code.co_firstlineno, name)
             if isinstance(value, torch.Tensor):
                 self.kinds[key] = _kind_of_tensor(value)
