@@ -21,6 +21,7 @@ FEATURES = (
     "repeats",
     "ledger",
     "rehearsal",
+    "fix",
 )
 """Names of the folders, in the order in which audits run the features and reports show them."""
 
