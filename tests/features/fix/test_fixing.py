@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from auditor.report.reporters import html
 
 from auditor import flow
 from auditor.errors import AuditorError
@@ -17,6 +16,7 @@ from auditor.records import Audit
 from auditor.report.annotations import sarif
 from auditor.report.findings import causes
 from auditor.report.fixes import fix_words, headline, offer
+from auditor.reporters import html
 from auditor.settings import Settings
 from tests.features.fix.problems import PROBLEMS, Problem
 
