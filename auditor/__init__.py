@@ -31,4 +31,10 @@ def __getattr__(name: str) -> Any:
     """Import public names on first use, so that `python -m auditor --help` does not import torch."""
     if name not in _API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_API[name]}"), name)
+    import random
+
+    state = random.getstate()  # which some libraries change when they are imported
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_API[name]}"), name)
+    finally:
+        random.setstate(state)

@@ -28,6 +28,7 @@ def audit(
     criteria: Any = (),
     metric: Callable[..., Any] | None = None,
     device: Any = "auto",
+    on: str = "cuda",
     gpu: str | None = None,
     mode: str = "inference",
     use: str = "",

@@ -218,27 +218,52 @@ def _run_on_node(task: FleetTarget) -> tuple[Outcome, dict[str, bytes]]:
 
 def run(task: FleetTarget, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
     """Run an audit, and after a crash up to `task.retries` more times. unwanted: polled; if true, the audit stops."""
-    start, asked = time.monotonic(), task.asked
-    command = [sys.executable, "-m", "auditor", *task.words, "--out", str(task.directory.absolute()), "--quiet"]
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
-    environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path, PARENT: str(os.getpid())}
-    process = Process(command, cwd=task.folder, env=environment)
+    start = time.monotonic()
+    asked = task.asked
+    process = _start(task)
     try:
         is_in_time = wait_until(lambda: process.poll() is not None or unwanted(), task.limit)
     finally:
         process.end(GRACE)
-    code, lines = process.returncode, process.last_words()
-    crashed = code < 0 or (code > 1 and any(CRASHED in line for line in lines))
-    if crashed and is_in_time and task.retries and not unwanted():
-        ended = run(replace(task, retries=task.retries - 1), unwanted)
-        return replace(ended, seconds=round(time.monotonic() - start, 2))
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    said = (errors or lines or [f"it {how_ended(code)} without a message"])[-1][:500] if code > 1 else ""
+    code = process.returncode
+    lines = process.last_words()
+    has_crashed = code < 0 or (code > 1 and any(CRASHED in line for line in lines))
+    if has_crashed and is_in_time and task.retries and not unwanted():
+        outcome = run(replace(task, retries=task.retries - 1), unwanted)
+        return replace(outcome, seconds=_seconds_since(start))
+    message = ""
     if not is_in_time:
-        code, said = 2, f"it took longer than {task.limit:g} seconds"
+        code = 2
+        message = f"it took longer than {task.limit:g} seconds"
     elif code < 0:
-        said = f"the process {how_ended(code)}"
-    return Outcome(asked, code, said, round(time.monotonic() - start, 2))
+        message = f"the process {how_ended(code)}"
+    elif code > 1:
+        message = _last_error(lines, code)
+    return Outcome(asked, code, message, _seconds_since(start))
+
+
+def _start(task: FleetTarget) -> Process:
+    """Start the process of an audit."""
+    out = str(task.directory.absolute())
+    command = [sys.executable, "-m", "auditor", *task.words, "--out", out, "--quiet"]
+    path = HERE
+    if os.environ.get("PYTHONPATH"):
+        path = os.pathsep.join([os.environ["PYTHONPATH"], HERE])
+    environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ}
+    environment["PYTHONPATH"] = path
+    environment[PARENT] = str(os.getpid())
+    return Process(command, cwd=task.folder, env=environment)
+
+
+def _last_error(lines: Sequence[str], code: int) -> str:
+    """The last error in the output of an audit, or its last line, or how the process ended."""
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    shown = errors or lines or [f"it {how_ended(code)} without a message"]
+    return shown[-1][:500]
+
+
+def _seconds_since(start: float) -> float:
+    return round(time.monotonic() - start, 2)
 
 
 @dataclass(frozen=True)
@@ -289,14 +314,27 @@ def row_of(target: FleetTarget, outcome: Outcome | None, baseline: Path | None) 
     """The row of a target. baseline: the output directory of an earlier fleet run."""
     if outcome is None:
         return Row(target, outcome, "not audited yet")
-    before = _audit_in(baseline / target.name) if baseline is not None else None
-    after = _audit_in(target.directory) if not outcome.said else None
+    before = None
+    if baseline is not None:
+        before = _audit_in(baseline / target.name)
+    after = None
+    if not outcome.said:
+        after = _audit_in(target.directory)
     if after is None:
-        said = outcome.said or "its output files are missing or cannot be read"
-        return Row(target, outcome, "failed", [said, *(["audited before, not now"] if before is not None else [])])
+        reasons = [outcome.said or "its output files are missing or cannot be read"]
+        if before is not None:
+            reasons.append("audited before, not now")
+        return Row(target, outcome, "failed", reasons)
     plan = after.plans.get(after.recommended or "")
     worse = regressions(compare(before, after)) if before is not None else []
-    state = "got worse" if worse else "without a plan" if plan is None else "findings" if outcome.code == 1 else "clean"
+    if worse:
+        state = "got worse"
+    elif plan is None:
+        state = "without a plan"
+    elif outcome.code == 1:
+        state = "findings"
+    else:
+        state = "clean"
     findings = Counter(finding.severity for finding in after.findings)
     return Row(target, outcome, state, worse, plan, settings(after)["budget"], findings)
 

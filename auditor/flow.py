@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +33,7 @@ from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.products import flag_costs
 from .measure.rerun import OutputMetric, of_verdicts
-from .numerics.devices import CPU, follow, free_device_memory, libraries, name_of
+from .numerics.devices import CPU, follow, free_device_memory, is_gpu, libraries, name_of, on_target
 from .plan.all_low import AllLow, run_all_low
 from .plan.context import FreshProcess, MeasuredModel, PlanningContext, Scorer, in_unit
 from .plan.made import MadePlans
@@ -42,7 +42,7 @@ from .plan.recommend import best_for
 from .plan.repairs import predict_repairs
 from .plan.verified import note_gpu_only, today_of
 from .records import Audit, Environment, Finding, Plan, Subject, Weight
-from .records.audit import Provenance
+from .records.audit import Proposal, Provenance
 from .records.training import Training
 from .report.view import warnings_of
 from .report.words import label
@@ -50,7 +50,7 @@ from .rulebook.causes import FlowGraph, about, findings_of, input_names
 from .rulebook.inputs import input_magnitudes
 from .rulebook.load import spread
 from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of, unsafe_backward
-from .settings import Settings
+from .settings import BOTH, Settings
 from .stages import Stages, explain
 from .training.recommend import choose_plan
 from .training.stage import MeasuredStep, conclude, prepare
@@ -59,13 +59,19 @@ from .training.stage import MeasuredStep, conclude, prepare
 def run(subject: Subject, options: Settings) -> Audit:
     """Audit a subject; its model, and the process's global state, are restored.
 
+    If the audit is for both targets, another audit, for CUDA, is made first, with whose plans this one compares its own.
     If `auto` selected a GPU with too little memory, the audit runs on the CPU instead, with a warning. Raises:
     AuditorError (its slug names the condition).
     """
+    if options.on == BOTH:
+        left_out = {"measure_time": False, "generate": None, "evaluate": None, "scoring": None}
+        for_cuda = run(subject, options.model_copy(update={"on": "cuda", **left_out}))
+        options = options.model_copy(update={"on": CPU, "for_cuda": for_cuda.plans})
     try:
-        return _audit(subject, options)
+        with on_target(options.where):
+            return _audit(subject, options)
     except Exception as error:
-        full = options.native and device_is_full(error)
+        full = is_gpu(options.where) and device_is_full(error)
         if full:
             traceback.clear_frames(error.__traceback__)  # frees the frames' tensors on the device
         if not full or options.device != "auto":
@@ -130,8 +136,9 @@ def _prepared(subject: Subject, options: Settings) -> Iterator[Case]:
         FreshProcess() as process,
     ):
         stages = Stages(options.progress)
-        device = follow(options.device, devices_of(subject.model))
-        options = options.model_copy(update={"resolved_device": device})
+        if options.on != CPU:
+            device = follow(options.device, devices_of(subject.model))
+            options = options.model_copy(update={"resolved_device": device})
         subject = place_subject(subject, options.where, options.seed)
         running = wanted(options)
         for feature in running:
@@ -240,25 +247,30 @@ def _conclude(
     reason: str,
 ) -> Audit:
     """Rate the findings for the recommended plan, predict repairs, and join all results in an Audit."""
-    subject, captured, judged = planning.subject, planning.capture, planning.judged
-    options, measured = planning.options, planning.measured
+    subject = planning.subject
+    captured = planning.capture
+    judged = planning.judged
+    measured = planning.measured
     plan = planned.plans.get(recommended or "")
     with case.stages("follow", f"record the dtypes under {recommended or 'FP32'}"):
         graph = FlowGraph(captured.nodes, measured, judged.verdicts, input_names(captured), judged.exposed)
-        findings = about(planning.findings, planned.plans, recommended, captured, graph, options.strategies)
+        strategies = planning.options.strategies
+        findings = about(planning.findings, planned.plans, recommended, captured, graph, strategies)
         repairs = predict_repairs(planning, planned.plans, recommended, findings)
         replay = under_plan(captured, subject.model, subject.batches[0], plan)
-    followed = Followed(planning, plan, replay, case.stages)
-    of_features = {name: value for feature in case.features for name, value in feature.fields(followed).items()}
+    of_features = _fields_of_features(case.features, Followed(planning, plan, replay, case.stages))
+    proposals = _propose_criteria(planning, planned, plan)
+
+    # Twins are operations of a second path that are recorded under their name in the first.
+    twins = captured.twins
     flops = {name: cost.flops for name, cost in planning.costs.items()}
-    tried = [plan] if plan else [each for each in planned.plans.values() if each.is_verified]
-    runs = [(plan_title(each), each.verification) for each in tried if each.verification]
-    outputs, distance = planning.reference(subject.batches[0]), planning.output_metric.distance
-    proposals = propose(distance, options.criteria, outputs, captured.first, runs, options.max_error)
+    own_findings = [replace(finding, node=twins.get(finding.node, finding.node)) for finding in findings]
+    own_errors = {name: error for name, error in replay.errors.items() if name not in twins}
+    warnings = (*subject.warnings, *captured.warnings, *planned.warnings, *warnings_of(planning, training))
     return Audit(
         **_description(planning, case.stages.seconds),
         nodes=reports_of(captured, measured, judged, findings, flops, replay.dtypes),
-        findings=tuple(replace(each, node=captured.twins.get(each.node, each.node)) for each in findings),
+        findings=tuple(own_findings),
         quantization=judged.layers,
         regions=of_verdicts(measured.regions, captured, judged.verdicts),
         plans=planned.plans,
@@ -272,11 +284,31 @@ def _conclude(
         training=training,
         recommended=recommended,
         recommendation=reason,
-        proposals=tuple(proposals),
-        plan_errors={name: error for name, error in replay.errors.items() if name not in captured.twins},
-        warnings=(*subject.warnings, *captured.warnings, *planned.warnings, *warnings_of(planning, training)),
+        proposals=proposals,
+        plan_errors=own_errors,
+        warnings=warnings,
         **of_features,
     )
+
+
+def _fields_of_features(features: Iterable[Feature], followed: Followed) -> dict[str, Any]:
+    """The fields of Audit that features fill, from the replay under the recommended plan."""
+    fields = dict[str, Any]()
+    for feature in features:
+        fields |= feature.fields(followed)
+    return fields
+
+
+def _propose_criteria(planning: PlanningContext, planned: MadePlans, plan: Plan | None) -> tuple[Proposal, ...]:
+    """Criteria for outputs without one, by how the recommended plan changes them, or by all verified plans without
+    one."""
+    tried = [plan] if plan else [other for other in planned.plans.values() if other.is_verified]
+    runs = [(plan_title(other), other.verification) for other in tried if other.verification]
+    options = planning.options
+    outputs = planning.reference(planning.subject.batches[0])
+    distance = planning.output_metric.distance
+    proposals = propose(distance, options.criteria, outputs, planning.capture.first, runs, options.max_error)
+    return tuple(proposals)
 
 
 def _description(planning: PlanningContext, seconds: Mapping[str, float]) -> dict[str, Any]:

@@ -129,7 +129,8 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
         found = f"The plan avoids {said}; a repair would not make it faster: {listed}."
         yield Prose(AVOIDED, (found, *_repairs_of_other_formats(audit, avoided)), "muted")
     if todo.wanting or todo.notes:
-        first, lead = todo.all[0].worst, "" if todo.wanting else "the first note, "
+        first = (todo.to_do or todo.all)[0].worst
+        lead = "" if todo.wanting else "the first note, "
         command = f"to read about {lead}{first.rule}: python -m auditor explain {first.rule}"
         yield Prose("", ("; ".join([*more, command]),), "muted")
 

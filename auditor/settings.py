@@ -19,18 +19,36 @@ from pydantic_core import CoreSchema, core_schema
 from .artefact.strategies import GRAPHS, SHIPPED, STRATEGIES
 from .criteria import criteria_of
 from .errors import AuditorError
-from .numerics.devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
+from .numerics.cpus import cpu_row
+from .numerics.devices import (
+    CPU,
+    NATIVE_CPU,
+    TARGETS,
+    choose,
+    gpus,
+    has_clock,
+    is_native,
+    kind_and_number,
+    name_of,
+    row_of,
+)
 from .numerics.formats import DEFAULT, auditable, format_called, runs
 from .numerics.schemes import SCHEMES
 from .records.measure import CODE, Ignore
 from .records.plan import DIRECTIONS
-from .resources import resource_dir, table
+from .resources import resource_dir
 from .rulebook.rule import Rule
 
 if TYPE_CHECKING:
     from .score import ScoreFunction
 else:  # else pydantic would import torch for this type
     ScoreFunction = Any
+
+ABOUT_GPUS = "HWR"
+"""Letters of the rules about the hardware of GPUs: sizes that fit tensor cores, and TF32."""
+
+BOTH = "both"
+"""Value of `on`: the CPU is the target, and its plans are compared with those for CUDA."""
 
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
 
@@ -143,7 +161,8 @@ class Settings(BaseModel):
     """The keyword arguments of `auditor.audit()`, and values derived from them.
 
     resolved_device: the audit's device, once the model is loaded; scoring: the imported scoring function. schemes: the
-    quantization schemes among the user's `formats`, moved from there.
+    quantization schemes among the user's `formats`, moved from there. for_cuda: {name: the plan for CUDA}, with which an
+    audit for a CPU compares its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
@@ -175,7 +194,10 @@ class Settings(BaseModel):
     ] = "auto"
     """device of the audit: `auto`, `cpu`, `cuda` or `cuda:N`. With `auto`, the GPUs that hold the model, else the current GPU,
     else the CPU. The CPU emulates a GPU"""
-    gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
+    on: Annotated[str, Option(choices=lambda: (*TARGETS, BOTH))] = "cuda"
+    """where the model is to run in low precision: `cuda`, or `cpu` for [this machine's CPU](cpu.md), whose own kernels then
+    run the formats; `both` audits for the CPU, and compares its plans with those for CUDA"""
+    gpu: Annotated[str | None, Option(choices=gpus)] = None
     """the GPU for which times and memory are predicted; by default the audit's GPU if it is one of these, else A100"""
     mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
     """`training` also audits a [training step](training.md)"""
@@ -188,7 +210,7 @@ class Settings(BaseModel):
     that is predicted to meet the error budget"""
     measure_time: Annotated[StrictBool | None, Option("True or False")] = None
     """measure the [time](method.md#measured-time-and-memory) and peak memory of one forward pass, in FP32 and under
-    every plan; by default on a GPU only"""
+    every plan; by default on a GPU, and with `on` `cpu`"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
     """your own scoring function, called as `func(model)` in FP32 and under every verified plan. On the command line:
     `f.py:func`, or a name in the target's file. See [docs/scores.md](scores.md)"""
@@ -236,6 +258,7 @@ class Settings(BaseModel):
     resolved_device: str | None = None
     scoring: ScoreFunction | None = None
     schemes: tuple[str, ...] = ()
+    for_cuda: Mapping[str, Any] | None = None
 
     def model_post_init(self, context: Any, /) -> None:
         """Check options that depend on one another, and complete them. Raises: AuditorError(slug="bad-option")."""
@@ -248,6 +271,8 @@ class Settings(BaseModel):
             raise bad("`temperature` needs `generate`: give `generate` as well, or leave `temperature` out")
         if self.generate is not None and self.training:
             raise bad("`generate` works in mode='inference' only: leave `generate` or mode='training' out")
+        if self.on != "cuda":
+            self._check_cpu()
         if self.loss_fn is not None and not self.training:
             raise bad("`loss_fn` is for mode='training': pass both, or neither")
         schemes = tuple(name for name in self.formats if name in SCHEMES)
@@ -256,9 +281,18 @@ class Settings(BaseModel):
         self.__dict__.update(use=self.use or self.mode, schemes=schemes, formats=formats[:most])
         self.__dict__.update(strategies=self.strategies[:most])
 
+    def _check_cpu(self) -> None:
+        """Check the options that an audit for a CPU does not take."""
+        kind, _ = kind_and_number(self.device)
+        if kind not in ("auto", CPU):
+            raise bad(f"on={self.on!r} audits this machine's CPU, not {self.device}: leave `device` out")
+        if self.gpu is not None:
+            raise bad(f"`gpu` is for times on a GPU, and on={self.on!r} measures times: leave one of them out")
+
     @cached_property
     def rulebook(self) -> tuple[Rule, ...]:
-        """The built-in rules and the user's own. Raises: AuditorError, also if `select` matches none of them."""
+        """The built-in rules and the user's own; where the CPU is the target, without those about GPUs. Raises:
+        AuditorError, also if `select` matches none of them."""
         from .rulebook.load import load_rules
 
         result = load_rules([resource_dir("rules"), *([self.rules] if self.rules else [])])
@@ -266,21 +300,29 @@ class Settings(BaseModel):
             if not any(rule.code.startswith(code) for rule in result):
                 lists = "`python -m auditor rules` lists all codes"
                 raise AuditorError(f"`select` matches no rule: no code begins with {code!r}; {lists}", slug="no-rule")
-        return result
+        if self.on != "cuda":
+            return tuple(rule for rule in result if not rule.code.startswith(ABOUT_GPUS))
+        return tuple(result)
 
     @property
     def where(self) -> str:
-        """The device of the audit: cpu, cuda:0, or the GPUs of the model. Raises: AuditorError(slug="no-cuda")."""
+        """The device of the audit: cpu, cuda:0, the GPUs of the model, or NATIVE_CPU. Raises:
+        AuditorError(slug="no-cuda")."""
+        if self.on != "cuda":
+            return NATIVE_CPU
         return self.resolved_device or choose(self.device)
 
     @property
     def gpu_spec(self) -> str:
-        """The row of plan/devices.toml for predicted times: the requested GPU; by default the audit's, if listed, else A100."""
+        """The row of plan/devices.toml for predicted times: the CPU's as the target; otherwise the requested GPU, by
+        default the audit's, if listed, else A100."""
+        if self.where == NATIVE_CPU:
+            return cpu_row()
         return self.gpu or row_of(name_of(self.where)) or "A100"
 
     @property
     def native(self) -> bool:
-        """Whether a GPU runs the formats natively; otherwise a CPU emulates a GPU."""
+        """Whether the device runs the formats natively; otherwise a CPU emulates a GPU."""
         return is_native(self.where)
 
     @property

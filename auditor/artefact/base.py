@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ..numerics.devices import target_type
 from ..records import Literals, Node, Plan
 from .runtime import Runtime, device_type
 
@@ -53,9 +54,9 @@ class Strategy:
 
 
 def autocast_type(module: nn.Module, inputs: Any) -> str:
-    """Device type for autocast around a whole model; "cuda" also on a CPU, which emulates a GPU."""
+    """Device type for autocast around a whole model; on a CPU the audit's target, "cuda" if the CPU emulates a GPU."""
     kind = device_type(module, inputs)
-    return "cuda" if kind == "cpu" else kind
+    return target_type() if kind == "cpu" else kind
 
 
 def plan_table(plan: Plan) -> dict[str, Any]:

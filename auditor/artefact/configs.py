@@ -109,14 +109,19 @@ def _configs(layers: Mapping[str, str], *names: str) -> tuple[str, str]:
     """Code that imports `names` and torchao's configuration classes, and assigns LAYERS and CONFIGS."""
     used = {scheme: SCHEMES[scheme].config or "" for scheme in dict.fromkeys(layers.values())}
     emulates = any(config.startswith("MX") for config in used.values())
-    text = " ".join([*used.values(), *names, "KernelPreference" if emulates else ""])
-    imports = "".join(
-        f"from {module} import {', '.join(listed)}\n"
-        for module, known in _IMPORTS.items()
-        if (listed := [name for name in known.split() if name in text])
-    )
+    text = " ".join([*used.values(), *names])
+    if emulates:
+        text += " KernelPreference"
+    imports = ""
+    for module, classes in _IMPORTS.items():
+        listed = [name for name in classes.split() if name in text]
+        if listed:
+            imports += f"from {module} import {', '.join(listed)}\n"
     entries = "".join(f"    {scheme!r}: {config},\n" for scheme, config in used.items())
-    return imports, f"{_assign('LAYERS', dict(layers))}CONFIGS = {{\n{entries}}}\n{_EMULATED if emulates else ''}"
+    code = f"{_assign('LAYERS', dict(layers))}CONFIGS = {{\n{entries}}}\n"
+    if emulates:
+        code += _EMULATED
+    return imports, code
 
 
 _METHODS = {
@@ -196,27 +201,40 @@ def _format(scheme: Scheme) -> str:
     """The name of the format in which compressed-tensors stores the weights."""
     family = scheme.name.split("_")[0]
     blocks = {"mxfp8": "mxfp8-", "mxfp4": "mxfp4-pack-", "nvfp4": "nvfp4-pack-", "int4": "pack-"}
-    kind = "pack-" if scheme.activation is None else "float-" if scheme.weight.element.row else "int-"
-    return f"{blocks.get(family, kind)}quantized"
+    if family in blocks:
+        kind = blocks[family]
+    elif scheme.activation is None:
+        kind = "pack-"
+    elif scheme.weight.element.row:
+        kind = "float-"
+    else:
+        kind = "int-"
+    return f"{kind}quantized"
 
 
 def _compressed_args(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
     """The QuantizationArgs of compressed-tensors for a tensor, without defaults."""
-    whole = {(0, 0): "tensor", (1, 0): "channel" if is_weight else "token", (128, 128): "block"}
-    nested = by.rule.startswith("e4m3")
+    is_nested = by.rule.startswith("e4m3")  # scales of scales
+    strategies = {(0, 0): "tensor", (1, 0): "channel" if is_weight else "token", (128, 128): "block"}
+    of_groups = "tensor_group" if is_nested else "group"
+    dynamic: bool | str = "local" if is_nested else True
+    if is_weight or by.calibrated:
+        dynamic = False
     args: dict[str, Any] = {
         "num_bits": by.element.bits,
         "type": "float" if by.element.row else "int",
         "symmetric": by.rule != "asymmetric",
-        "strategy": whole.get(by.block, "tensor_group" if nested else "group"),
-        "dynamic": False if is_weight or by.calibrated else "local" if nested else True,
+        "strategy": strategies.get(by.block, of_groups),
+        "dynamic": dynamic,
     }
     if by.block == (128, 128):
         args["block_structure"] = list(by.block)
-    elif by.block not in whole:
+    elif by.block not in strategies:
         args["group_size"] = by.block[1]
-    if by.rule.startswith("e"):
-        args |= dict.fromkeys(("scale_dtype", "zp_dtype"), "torch.float8_e4m3fn" if nested else "torch.uint8")
+    if _has_scale_format(by):
+        dtype = "torch.float8_e4m3fn" if is_nested else "torch.uint8"
+        args["scale_dtype"] = dtype
+        args["zp_dtype"] = dtype
     return args
 
 
@@ -269,11 +287,35 @@ def modelopt_code(layers: Mapping[str, str], kept: list[str]) -> str:
 
 def _attributes(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
     """ModelOpt's QuantizerAttributeConfig for a tensor, without defaults."""
-    row, bits = by.element.row, by.element.bits
-    dynamic = {} if is_weight or by.calibrated else {"type": "dynamic"}
-    blocks: dict[Any, Any] = {-axis - 1: size or None for axis, size in enumerate(reversed(by.block)) if size != 1}
-    if by.rule.startswith("e"):
-        blocks, dynamic = {**blocks, "type": "dynamic", "scale_bits": (4, 3) if "e4m3" in by.rule else (8, 0)}, {}
-    per_axis = not any(by.block) or (is_weight and by.block == (1, 0))
-    scales = {"axis": 0 if any(by.block) else None} if per_axis else {"block_sizes": blocks}
-    return {"num_bits": (bits - 1 - row.mantissa, row.mantissa) if row else bits, **dynamic, **scales}
+    row = by.element.row
+    bits = by.element.bits
+    attributes: dict[str, Any] = {"num_bits": bits}
+    if row:
+        attributes["num_bits"] = (bits - 1 - row.mantissa, row.mantissa)
+    is_dynamic = not is_weight and not by.calibrated
+    if is_dynamic and not _has_scale_format(by):
+        attributes["type"] = "dynamic"
+    if not any(by.block):
+        attributes["axis"] = None
+    elif is_weight and by.block == (1, 0):
+        attributes["axis"] = 0
+    else:
+        attributes["block_sizes"] = _block_sizes(by)
+    return attributes
+
+
+def _block_sizes(by: Quantizer) -> dict[Any, Any]:
+    """ModelOpt's block sizes: {axis, counted from the last: size, or None for the whole axis}, and the scales' format."""
+    sizes = dict[Any, Any]()
+    for axis, size in enumerate(reversed(by.block), 1):
+        if size != 1:
+            sizes[-axis] = size or None
+    if _has_scale_format(by):
+        sizes["type"] = "dynamic"
+        sizes["scale_bits"] = (4, 3) if "e4m3" in by.rule else (8, 0)
+    return sizes
+
+
+def _has_scale_format(by: Quantizer) -> bool:
+    """Whether the scales are stored in 8 bits, E4M3 or E8M0."""
+    return by.rule.startswith("e")

@@ -184,19 +184,27 @@ def _left_out(name: str, plan: Plan) -> str:
 
 def _table(plan: Plan) -> dict[str, Any]:
     """One plan for `patched_model.py`: figures and reasons for the reader, and the data for `apply_plan`."""
-    keys = ("strategy", "format", "predicted_error", "measured_error", "is_verified", "predicted_speedup")
     table = plan_table(plan)
     for path, entry in table["scopes"].items():
-        if reasons := plan.reasons_of(path):
+        reasons = plan.reasons_of(path)
+        if reasons:
             codes = dict.fromkeys(code for reason in reasons for code in reason.rules)
+            saved = max(reason.saves or 0.0 for reason in reasons)
             entry["because"] = [*codes, *(reason.words for reason in reasons)]
-            entry["cost"] = f"{max(reason.saves or 0.0 for reason in reasons):.1%} of the predicted {plan.objective}"
-    figures = {key: getattr(plan, key) for key in keys}
-    numbers = {key: x for key, x in figures.items() if isinstance(x, float)}
-    # four significant digits; None for Inf and NaN, which have no Python literal
-    figures |= {key: float(f"{x:.4g}") if math.isfinite(x) else None for key, x in numbers.items()}
-    needs = {} if plan.gpu_only is None else {"gpu_only": plan.gpu_only}
-    return {**figures, **needs, **table}
+            entry["cost"] = f"{saved:.1%} of the predicted {plan.objective}"
+    keys = ("strategy", "format", "predicted_error", "measured_error", "is_verified", "predicted_speedup")
+    figures = {key: _literal(getattr(plan, key)) for key in keys}
+    if plan.gpu_only is not None:
+        figures["gpu_only"] = plan.gpu_only
+    return {**figures, **table}
+
+
+def _literal(value: Any) -> Any:
+    """A number with four significant digits; None for Inf and NaN, which have no Python literal. Other values as they
+    are."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:

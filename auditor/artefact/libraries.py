@@ -210,37 +210,76 @@ def expressible(
 ) -> tuple[dict[str, str], list[str], dict[str, str]]:
     """Layers with schemes that the library quantizes; linear layers that stay in 16 bits; and layers that the library
     leaves out, with the reason. Layers with a common scheme or weight are all quantized or all left out."""
-    kinds = {layer.owner: kind for layer in measured.quantization if (kind := _kind_of(layer.op))}
-    kinds |= {path: kinds[one] for group in measured.shared_modules for one in group if one in kinds for path in group}
-    left = {
-        path: f"{kind}, {scheme}"
-        for path, scheme in plan.layers.items()
-        if scheme and (kind := kinds.get(path, "parameter without a module")) not in library.kinds(SCHEMES[scheme])
-    }
-    zeros = _zero_blocks(measured, plan)
+    kinds = _kinds_of_layers(measured)
+    left = dict[str, str]()  # {layer: why the library leaves it out}
+    for path, scheme in _quantized_in(plan).items():
+        kind = kinds.get(path, "parameter without a module")
+        if kind not in library.kinds(SCHEMES[scheme]):
+            left[path] = f"{kind}, {scheme}"
     if library.is_nan_on_zeros:
-        for path, scheme in plan.layers.items():
-            bounded = scheme in FLOORED and zeros.get(path) == "activation"
-            if path in zeros and path not in left and not bounded:
-                left[path] = f"{scheme}, a row or block of zeros becomes NaN"
+        _leave_out_zero_blocks(measured, plan, left)
     for group in _joined_groups(kinds, library):
-        schemes = {None if path in left else plan.layers.get(path) for path in group}
-        if len(schemes) > 1:
-            names = " and ".join(path.rpartition(".")[2] for path in group)
-            left |= {
-                path: f"one layer of {names}, which the plan treats differently"
-                for path in group
-                if plan.layers.get(path)
-            }
+        _leave_out_mixed_group(group, plan, left)
+    _leave_out_with_others(measured, plan, left)
+
+    layers = {path: scheme for path, scheme in _quantized_in(plan).items() if path not in left}
+    kept = {path for path, kind in kinds.items() if kind == "linear" and path not in layers}
+    for name in (*plan.left_out, *left):
+        is_parameter = name not in kinds
+        if is_parameter and "." in name:
+            kept.add(name.rpartition(".")[0])
+    return layers, sorted(kept), left
+
+
+def _quantized_in(plan: QuantizedPlan) -> dict[str, str]:
+    """{layer: scheme} of the layers that a plan quantizes."""
+    return {path: scheme for path, scheme in plan.layers.items() if scheme}
+
+
+def _kinds_of_layers(measured: MeasuredLayers) -> dict[str, str]:
+    """{path: kind of its layer}, with all paths of shared modules."""
+    kinds = dict[str, str]()
+    for layer in measured.quantization:
+        kind = _kind_of(layer.op)
+        if kind:
+            kinds[layer.owner] = kind
+    for group in measured.shared_modules:
+        known = [path for path in group if path in kinds]
+        if known:
+            kinds |= dict.fromkeys(group, kinds[known[-1]])
+    return kinds
+
+
+def _leave_out_zero_blocks(measured: MeasuredLayers, plan: QuantizedPlan, left: dict[str, str]) -> None:
+    """Add the layers with a row or block of zeros to `left`, unless a lower bound of the scale helps."""
+    zeros = _zero_blocks(measured, plan)
+    for path, scheme in plan.layers.items():
+        is_bounded = scheme in FLOORED and zeros.get(path) == "activation"
+        if path in zeros and path not in left and not is_bounded:
+            left[path] = f"{scheme}, a row or block of zeros becomes NaN"
+
+
+def _leave_out_mixed_group(group: tuple[str, ...], plan: QuantizedPlan, left: dict[str, str]) -> None:
+    """Add a group of layers that the library joins to `left` if its layers would differ in their schemes."""
+    schemes = {None if path in left else plan.layers.get(path) for path in group}
+    if len(schemes) == 1:
+        return
+    names = " and ".join(path.rpartition(".")[2] for path in group)
+    for path in group:
+        if plan.layers.get(path):
+            left[path] = f"one layer of {names}, which the plan treats differently"
+
+
+def _leave_out_with_others(measured: MeasuredLayers, plan: QuantizedPlan, left: dict[str, str]) -> None:
+    """Add the layers that must share the scheme or the weight of a layer in `left`."""
     tied = [tuple(name.removesuffix(".weight") for name in group) for group in measured.tied_parameters]
     for group in (*plan.groups, *tied):
-        if first := next((path for path in group if path in left), None):
-            left |= {path: f"with {first}" for path in group if plan.layers.get(path) and path not in left}
-    layers = {path: scheme for path, scheme in plan.layers.items() if scheme and path not in left}
-    kept = {path for path, kind in kinds.items() if kind == "linear" and path not in layers}
-    parameters = {name for name in (*plan.left_out, *left) if name not in kinds}
-    kept |= {name.rpartition(".")[0] for name in parameters if "." in name}
-    return layers, sorted(kept), left
+        first = next((path for path in group if path in left), None)
+        if first is None:
+            continue
+        for path in group:
+            if plan.layers.get(path) and path not in left:
+                left[path] = f"with {first}"
 
 
 def _kind_of(op: str) -> str:

@@ -46,6 +46,10 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
     return model
 
 
+DIRECTORIES: dict[tuple[str, Path], Path] = {}
+"""{(file or module, working directory before its import): the directory after it}."""
+
+
 @contextmanager
 def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
     """Import the user's module; in the body, `sys.path`, `sys.argv` and the working directory are as in the audit.
@@ -63,7 +67,10 @@ def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
     with as_script(words, [str(folder.resolve()) for folder in folders]):
         try:
             with contextlib.chdir(at) if at.is_dir() else contextlib.nullcontext():
-                yield import_source(name, path)
+                module = import_source(name, path)
+                # A file that changes the working directory does so in its first import alone.
+                with contextlib.chdir(DIRECTORIES.setdefault((str(path or name), at), Path.cwd())):
+                    yield module
         except FileNotFoundError as error:
             if at.is_dir() or not isinstance(error.filename, str) or Path(error.filename).is_absolute():
                 raise

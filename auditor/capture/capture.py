@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -197,24 +197,7 @@ def history_matters(
 def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
     """Convert a Recording to a Capture: the graph, with a description of every operation and placeholder."""
     paths = paths_of(model)
-    holders: dict[int, dict[str, None]] = {}  # {id of a parameter or buffer: first paths of its modules}
-    for module in modules_of(model):
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            holders.setdefault(id(tensor), {})[paths[id(module)][0]] = None
-    placeholders = list[Placeholder]()
-    for node in recording.graph.find_nodes(op="placeholder"):
-        kind = recording.kinds[node.name]
-        fqn = recording.names.get(node.name)
-        placeholders.append(
-            Placeholder(
-                node.name,
-                "constant" if kind == "held" else kind,
-                fqn,
-                holders=() if fqn is None else tuple(holders.get(id(tensor_at(model, fqn)), ())),
-                argument=node.name if kind == "input" else None,
-                made=recording.made.get(node.name),
-            )
-        )
+    placeholders = _describe_placeholders(recording, model)
     types = {paths[id(module)][0]: type(module) for module in modules_of(model)}
     order = tuple(placeholder.name for placeholder in placeholders)
     operations = [node for node in recording.graph.nodes if node.op == "call_function"]
@@ -226,7 +209,7 @@ def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
     return Capture(
         graph_module=RecordedModule(nn.Module(), recording.graph),
         nodes={node.name: _describe(node, recording, types) for node in operations},
-        placeholders=tuple(placeholders),
+        placeholders=placeholders,
         outputs=recording.outputs,
         bind=Binder(order, recording.names, recording.constants, tuple(batch[1])),
         method="path" if recording.reads else "run",
@@ -234,6 +217,34 @@ def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
         aliases={first: tuple(others) for first, *others in paths.values() if others},
         warnings=tuple(warnings),
     )
+
+
+def _describe_placeholders(recording: Recording, model: nn.Module) -> tuple[Placeholder, ...]:
+    paths = paths_of(model)
+    holders: dict[int, dict[str, None]] = {}  # {id of a parameter or buffer: first paths of its modules}
+    for module in modules_of(model):
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            holders.setdefault(id(tensor), {})[paths[id(module)][0]] = None
+    placeholders = list[Placeholder]()
+    for node in recording.graph.find_nodes(op="placeholder"):
+        kind = recording.kinds[node.name]
+        if kind == "held":
+            kind = "constant"
+        fqn = recording.names.get(node.name)
+        own_holders: Iterable[str] = ()
+        if fqn is not None:
+            own_holders = holders.get(id(tensor_at(model, fqn)), ())
+        placeholders.append(
+            Placeholder(
+                node.name,
+                kind,
+                fqn,
+                holders=tuple(own_holders),
+                argument=node.name if kind == "input" else None,
+                made=recording.made.get(node.name),
+            )
+        )
+    return tuple(placeholders)
 
 
 def _describe(node: fx.Node, recording: Recording, types: dict[str, type[nn.Module]]) -> Node:

@@ -68,24 +68,34 @@ def twin_of(op: Any) -> Any:
 
     Examples: `add_.Tensor` -> `add.Tensor`, `copy_` -> `copy`, `add.out` -> `add.Tensor`.
     """
-    row, namespace = operation_of(op), getattr(torch.ops, op.namespace)
-    wanted = [a for a in op._schema.arguments if not a.is_out]
-    name = row.name
-    in_place = name.endswith("_") and not name.endswith("__")
-    if not in_place and not any(a.is_out for a in op._schema.arguments):
+    row = operation_of(op)
+    inputs = [argument for argument in op._schema.arguments if not argument.is_out]
+    has_outs = len(inputs) < len(op._schema.arguments)
+    is_in_place = row.name.endswith("_") and not row.name.endswith("__")
+    if is_in_place:
+        name = row.twin or row.name.rstrip("_")
+    elif has_outs:
+        name = row.name
+    else:
         return None
-    packet = getattr(namespace, (row.twin or name.rstrip("_")) if in_place else name, None)
+    packet = getattr(getattr(torch.ops, op.namespace), name, None)
     if packet is None:
         return None
-
-    def outline(arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
-        """Types of all arguments, and names of all but the first, which may be `self` or `input`."""
-        return [str(a.type) for a in arguments], [a.name for a in arguments[1:]]
-
-    overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    fitting = (o for o in overloads if not o._schema.is_mutable and outline(o._schema.arguments) == outline(wanted))
-    result = min(fitting, key=lambda o: o._overloadname != op._overloadname, default=None)
+    wanted = _signature(inputs)
+    fitting = list[Any]()
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        if not candidate._schema.is_mutable and _signature(candidate._schema.arguments) == wanted:
+            fitting.append(candidate)
+    result = min(fitting, key=lambda candidate: candidate._overloadname != op._overloadname, default=None)
     return copy if result is _aten.copy.default else result
+
+
+def _signature(arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Types of all arguments, and names of all but the first, which may be `self` or `input`."""
+    types = [str(argument.type) for argument in arguments]
+    names = [argument.name for argument in arguments[1:]]
+    return types, names
 
 
 def copy(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:

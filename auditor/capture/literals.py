@@ -18,7 +18,7 @@ from ..errors import let_through
 from ..isolation.run_model import from_the_start, lowered_batch, stored_in
 from ..numerics.formats import FORMATS, Format, dtype_name
 from ..numerics.nodes import op_name
-from ..records import Batch, Capture, Literals
+from ..records import Batch, Capture, Literals, Node
 from .builder import Recording
 from .paths import align
 from .record import record
@@ -45,37 +45,63 @@ def compare_literals(
     If a run fails in the format, the FP32 numbers are kept, and the measurements report the failure. A format that
     torch cannot compute in is replaced by FP16, since all of FP16's limits differ from FP32's.
     """
-    leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
-    numbers = {abs(x) for x in leaves if isinstance(x, float)}  # some may depend on a dtype, such as a limit of float32
-    telling = any(0 < x < _LEAST_ORDINARY or x > _MOST_ORDINARY or x == _JUST_BELOW_ONE for x in numbers)
-    follows = (recording.asked and telling) or any(isinstance(x, torch.dtype) for x in leaves)
-    if not follows and not (recording.asked and any(x.is_floating_point() for _, x in _constants(recording))):
+    may_follow = _may_follow_dtype(recording)
+    makes_constants = any(x.is_floating_point() for _, x in _constants(recording))
+    if not may_follow and not (recording.asked and makes_constants):
         return captured
     literals: dict[str, ByNode] = {}
     under_autocast: dict[str, ByNode] = {}
     made_in: dict[str, dict[str, torch.dtype]] = {}
     for name in formats:
         row = FORMATS[name]
-        dtype = (row if row.native else _FP16).dtype
+        dtype = row.dtype if row.native else _FP16.dtype
         assert dtype is not None
         stored = _low_run(recording, model, batch, dtype, seed, stored=True)
         if stored is not None:
             literals[name] = _differences(recording, stored, row)
-            ours, theirs = ([("", tuple(x.shape), (n, x)) for n, x in _constants(each)] for each in (recording, stored))
-            pairs = align(ours, theirs)  # by their order in the graphs
-            made_in[name] = {n: low.dtype for (n, x), (_, low) in pairs if low.dtype != x.dtype}
-        regional = _low_run(recording, model, batch, dtype, seed, stored=False) if follows else None
+            made_in[name] = _dtypes_of_constants(recording, stored)
+        regional = None
+        if may_follow:
+            regional = _low_run(recording, model, batch, dtype, seed, stored=False)
         if regional is not None:
             under_autocast[name] = _differences(recording, regional, row)
+    nodes = dict[str, Node]()
+    for name, node in captured.nodes.items():
+        nodes[name] = replace(node, literals=_of(name, literals), autocast_literals=_of(name, under_autocast))
+    placeholders = [replace(place, made_in=_of(place.name, made_in)) for place in captured.placeholders]
     return replace(
         captured,
-        nodes={
-            name: replace(node, literals=_of(name, literals), autocast_literals=_of(name, under_autocast))
-            for name, node in captured.nodes.items()
-        },
-        placeholders=tuple(replace(place, made_in=_of(place.name, made_in)) for place in captured.placeholders),
+        nodes=nodes,
+        placeholders=tuple(placeholders),
         compared=bool(literals or under_autocast),
     )
+
+
+def _may_follow_dtype(recording: Recording) -> bool:
+    """Whether a number in the graph may depend on the dtype of a tensor, such as a limit of float32."""
+    leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
+    if any(isinstance(leaf, torch.dtype) for leaf in leaves):
+        return True
+    numbers = {abs(leaf) for leaf in leaves if isinstance(leaf, float)}
+    return recording.asked and any(map(_is_extraordinary, numbers))
+
+
+def _is_extraordinary(number: float) -> bool:
+    """Whether a magnitude in the code is assumed to depend on a dtype."""
+    return 0 < number < _LEAST_ORDINARY or number > _MOST_ORDINARY or number == _JUST_BELOW_ONE
+
+
+def _dtypes_of_constants(ours: Recording, theirs: Recording) -> dict[str, torch.dtype]:
+    """{constant: its dtype in the other recording}, if it differs. Constants match by shape and order."""
+    pairs = align(_constants_to_align(ours), _constants_to_align(theirs))
+    return {name: low.dtype for (name, x), (_, low) in pairs if low.dtype != x.dtype}
+
+
+def _constants_to_align(
+    recording: Recording,
+) -> Iterator[tuple[str, Hashable, tuple[str, torch.Tensor]]]:
+    for name, x in _constants(recording):
+        yield "", tuple(x.shape), (name, x)
 
 
 def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
@@ -110,23 +136,38 @@ def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
     """{node: numbers in its arguments that differ in the low-precision run}, translated to the format `row`."""
     result: ByNode = {}
     twins = {other: node for node, other in align(_operations(ours), _operations(theirs))}
-    kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes or indices
     for other, node in twins.items():
-        pairs: list[tuple[int | str, Any, Any]] = [
-            *((index, a, b) for index, (a, b) in enumerate(zip(node.args, other.args, strict=False))),
-            *((key, node.kwargs[key], other.kwargs[key]) for key in node.kwargs.keys() & other.kwargs.keys()),
-        ]
-        if changed := {key: b for key, a, b in pairs if {type(a), type(b)} in kinds and a != b}:
+        changed = _changed_numbers(node, other)
+        if changed:
             result[node.name] = Literals(changed)
     for other in theirs.graph.nodes:
-        if other.op != "call_function" or other in twins or op_name(other.target) != "aten.to.dtype":
+        is_new = other.op == "call_function" and other not in twins
+        if not is_new or op_name(other.target) != "aten.to.dtype":
             continue
         (source,) = other.all_input_nodes
         if source in twins and len(source.users) == 1:
-            name, dtype = twins[source].name, other.args[1]
+            name = twins[source].name
+            dtype = other.args[1]
             assert isinstance(dtype, torch.dtype)
             result[name] = replace(result.get(name, Literals()), result=dtype)
-    return result if row.native else {name: translate(literals, row) for name, literals in result.items()}
+    if row.native:
+        return result
+    return {name: translate(literals, row) for name, literals in result.items()}
+
+
+def _changed_numbers(node: fx.Node, other: fx.Node) -> dict[int | str, Any]:
+    """{position or name of an argument: its value in the other node} of the numbers and dtypes that differ."""
+    pairs = list[tuple[int | str, Any, Any]]()
+    for index, (value, other_value) in enumerate(zip(node.args, other.args, strict=False)):
+        pairs.append((index, value, other_value))
+    for name in node.kwargs.keys() & other.kwargs.keys():
+        pairs.append((name, node.kwargs[name], other.kwargs[name]))
+    kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes or indices
+    return {
+        key: other_value
+        for key, value, other_value in pairs
+        if {type(value), type(other_value)} in kinds and value != other_value
+    }
 
 
 def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]:
@@ -134,21 +175,22 @@ def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]
     return ((recording.marks[node.name].calls[-1].path, op_name(node.target), node) for node in nodes)
 
 
-def translate(found: Literals, row: Format) -> Literals:
+def translate(literals: Literals, row: Format) -> Literals:
     """Convert numbers in the code of an FP16 run to a format that torch cannot compute in.
 
     FP16 and its limits become the format and its limits. All other numbers in the code keep their FP32 values.
     """
+    limits = dict(zip(_limits(_FP16), _limits(row), strict=True))
 
-    def as_there(value: Any) -> Any:
+    def in_format(value: Any) -> Any:
         if isinstance(value, torch.dtype):
             return row if value is _FP16.dtype else value
-        limits = zip(_limits(_FP16), _limits(row), strict=True)
-        return next((math.copysign(theirs, value) for ours, theirs in limits if abs(value) == ours), None)
+        limit = limits.get(abs(value))
+        return None if limit is None else math.copysign(limit, value)
 
-    arguments = {key: as_there(value) for key, value in found.arguments.items()}
-    result = found.result and as_there(found.result)
-    return Literals({key: value for key, value in arguments.items() if value is not None}, result)
+    arguments = {key: in_format(value) for key, value in literals.arguments.items()}
+    known = {key: value for key, value in arguments.items() if value is not None}
+    return Literals(known, literals.result and in_format(literals.result))
 
 
 def _limits(row: Format) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -149,39 +149,37 @@ class _Recorder(Handler):
             self.notice_reads(*tensors_in((args, kwargs)))
             return run(op, args, kwargs, region)
         args, kwargs = positional(op, args, kwargs)
-        given, row, writes = tensors_in((args, kwargs)), operation_of(op), mutates(op)
-        self.builder.mark = Mark(
+        given = tensors_in((args, kwargs))
+        writes = mutates(op)
+        self.builder.mark = self._mark(op, region, writes)
+        node_arguments, must_store = self._arguments(op, args, kwargs)
+        draw = None
+        if may_draw(op) or op.namespace != "aten":
+            draw = draw_of(args, kwargs)
+        result = run(op, args, kwargs, region)
+        if draw is not None and not drew(draw, kwargs):
+            draw = None
+        if writes:
+            self._record_write(op, args, kwargs, node_arguments, result, draw)
+            return result
+        result, renamed = _apart_from(given, result)
+        if must_store:
+            for _, x in _places_of(result):
+                self.values.bind(x, self._constant(x, "held"))
+        else:
+            self._record_result(op, given, node_arguments, result, draw, renamed)
+        return result
+
+    def _mark(self, op: Any, region: Region, writes: bool) -> Mark:
+        """Where the model's code calls an operation."""
+        return Mark(
             self.calls.open,
             written_at(record.__code__),
             region if region != self.around else None,
             max(1, entered_at()),
-            row.name if writes else None,
+            operation_of(op).name if writes else None,
             None if writes else self.functions.open,
         )
-        before, held = self._arguments(op, args, kwargs)
-        draw = draw_of(args, kwargs) if may_draw(op) or op.namespace != "aten" else None
-        result = run(op, args, kwargs, region)
-        draw = draw if draw is not None and drew(draw, kwargs) else None
-        if writes:
-            self._record_write(op, args, kwargs, before, result, draw)
-            return result
-        known, apart = {id(x) for x in given}, set[int]()
-
-        def own(x: torch.Tensor) -> torch.Tensor:
-            """A cast without effect returns its input: give the result a separate name and node."""
-            if id(x) in known:
-                with suppress(RuntimeError, NotImplementedError):  # some layouts have no views
-                    x = _aten.alias.default(x)
-                apart.add(id(x))
-            return x
-
-        result = over_tensors(own, result)
-        if held:
-            for _, x in _places_of(result):
-                self.values.bind(x, self._constant(x, "held"))
-        else:
-            self._record_result(op, given, before, result, draw, apart)
-        return result
 
     def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], bool]:
         """The arguments with nodes in place of tensors, and whether the result must be stored as a constant.
@@ -216,14 +214,16 @@ class _Recorder(Handler):
         return size
 
     def _record_result(
-        self, op: Any, given: list[torch.Tensor], before: tuple[Any, Any], result: Any, draw: Any, apart: set[int]
+        self, op: Any, given: list[torch.Tensor], before: tuple[Any, Any], result: Any, draw: Any, renamed: set[int]
     ) -> None:
+        """Add an operation that writes nothing. before: its arguments with nodes in place of tensors; renamed: see
+        `_apart_from`."""
         if operation_of(op).identity and isinstance(result, torch.Tensor):
             self.values.same(result, given[0])
             return
         args, kwargs = before
-        unchanged = op.namespace == "aten" and isinstance(result, torch.Tensor) and id(result) in apart
-        if unchanged and is_no_cast(op, given, *before):
+        is_unchanged = op.namespace == "aten" and isinstance(result, torch.Tensor) and id(result) in renamed
+        if is_unchanged and is_no_cast(op, given, *before):
             self.values.same(result, given[0])  # dropout in eval mode, or contiguous() without effect
             return
         if operation_of(op).writes_statistics and args[5] and args[3] is not None:
@@ -231,26 +231,42 @@ class _Recorder(Handler):
             return
         target, args, kwargs = as_cast(op, given, args, kwargs)
         if draw is not None:
-            target, kwargs = PinnedDraw(op, draw), _without_generator(kwargs)
-        found = list(_places_of(result))
-        if not found and op.namespace != "aten":  # a number or a bool
+            target = PinnedDraw(op, draw)
+            kwargs = _without_generator(kwargs)
+        places = list(_places_of(result))
+        if not places and op.namespace != "aten":  # a number or a bool
             self.notice_reads(*given)
-        moved = target is _aten.to.dtype and given and result.device != given[0].device
-        node = args[0] if moved and is_no_cast(op, given, *before) else self._emit(target, args, kwargs, result)
-        if moved:
-            node = self._emit(to_device, (node, result.device), {}, result)
-        for path, x in found:
+        node = self._emit_moved(op, given, before, (target, args, kwargs), result)
+        for path, x in places:
             own = self._item(node, path, result)
             source = next((y for y in given if shares_memory(x, y)), None)
             if source is None:
                 self.values.bind(x, own)
-            elif id(x) in apart:
-                self.values.bind_view(x, own, source, ALIAS)
+                continue
+            view = None
+            if id(x) in renamed:
+                view = ALIAS
             elif source is given[0] and isinstance(args[0], fx.Node) and len(path) < 2:
                 index = path[0] if path else None
-                self.values.bind_view(x, own, source, View(op, tuple(args[1:]), kwargs, index))
-            else:
-                self.values.bind_view(x, own, source, None)
+                view = View(op, tuple(args[1:]), kwargs, index)
+            self.values.bind_view(x, own, source, view)
+
+    def _emit_moved(
+        self,
+        op: Any,
+        given: list[torch.Tensor],
+        before: tuple[Any, Any],
+        call: tuple[Any, Any, Any],
+        result: Any,
+    ) -> fx.Node:
+        """Add the call (target, args, kwargs) of an operation. A cast to another device becomes the cast, if it casts,
+        and the move."""
+        target, args, kwargs = call
+        is_moved = target is _aten.to.dtype and given and result.device != given[0].device
+        if not is_moved:
+            return self._emit(target, args, kwargs, result)
+        node = args[0] if is_no_cast(op, given, *before) else self._emit(target, args, kwargs, result)
+        return self._emit(to_device, (node, result.device), {}, result)
 
     def _item(self, node: fx.Node, path: tuple[int, ...], result: Any) -> fx.Node:
         """The node of one tensor of a result. node: the operation; path: the tensor's position in the result."""
@@ -262,54 +278,66 @@ class _Recorder(Handler):
     def _by_batch(self, op: Any, given: list[torch.Tensor], args: Any, result: torch.Tensor) -> None:
         """Record a batch norm in training mode, which writes running statistics that its schema does not declare."""
         by_node = {self.values.node_of(x): x for x in given}
-        running = [by_node[args[3]], by_node[args[4]]]
-        if op is _aten.batch_norm.default:
-            few = torch.empty(given[0].shape[1], device="meta")
-            functional = _aten._native_batch_norm_legit_functional.default
-            node = self._emit(functional, tuple(args[:8]), {}, (result, few, few, *running))
-            self.values.bind(result, self._emit(operator.getitem, (node, 0), {}, result))
-            for index, x in enumerate(running):
-                self.values.write(x, self._emit(operator.getitem, (node, 3 + index), {}, x))
-        else:
-            apart = (*args[:3], None, None, *args[5:])  # the result depends only on the batch's statistics
-            self.values.bind(result, self._emit(op, apart, {}, result))
+        running = [by_node[args[3]], by_node[args[4]]]  # mean and variance
+        if op is not _aten.batch_norm.default:
+            # The result depends only on the batch's statistics.
+            without_running = (*args[:3], None, None, *args[5:])
+            self.values.bind(result, self._emit(op, without_running, {}, result))
             self._record_on_copies(op, (3, 4), args, {}, running, None, None)
+            return
+        of_channels = torch.empty(given[0].shape[1], device="meta")
+        functional = _aten._native_batch_norm_legit_functional.default
+        outputs = (result, of_channels, of_channels, *running)
+        node = self._emit(functional, tuple(args[:8]), {}, outputs)
+        self.values.bind(result, self._emit(operator.getitem, (node, 0), {}, result))
+        for index, x in enumerate(running, 3):
+            self.values.write(x, self._emit(operator.getitem, (node, index), {}, x))
 
     def _record_write(
         self, op: Any, args: Any, kwargs: Any, before: tuple[Any, Any], result: Any, draw: Draw | None
     ) -> None:
+        """Add an operation that writes to its arguments, as its functional twin. before: its arguments with nodes in place
+        of tensors."""
         row = operation_of(op)
         if row.writes_nothing:
             return
-        places = written_arguments(op)
-        changed = [args[p] if isinstance(p, int) and p < len(args) else kwargs.get(str(p)) for p in places]
-        written = [x for value in changed for x in tensors_in(value)]
+        changed = _changed_arguments(op, args, kwargs)
+        written = tensors_in(changed)
         if row.replaces_memory:
             for x in written:
                 self.values.update_storage(x)
             return
         node_args, node_kwargs = before
-        if row.view == "always":  # such as `unsqueeze_`
-            target = twin_of(op) or _aten.as_strided.default
-            node = self._emit(target, node_args, node_kwargs, written[0])
-            self.values.bind_view(written[0], node, written[0], View(target, tuple(args[1:]), kwargs))
-            return
         twin = twin_of(op)
+        if row.view == "always":  # such as `unsqueeze_`
+            target = twin or _aten.as_strided.default
+            node = self._emit(target, node_args, node_kwargs, written[0])
+            view = View(target, tuple(args[1:]), kwargs)
+            self.values.bind_view(written[0], node, written[0], view)
+            return
         if draw is not None:
             node_kwargs = _without_generator(node_kwargs)
         if twin is None:
-            self._record_on_copies(op, places, node_args, node_kwargs, written, result, draw)
+            self._record_on_copies(op, written_arguments(op), node_args, node_kwargs, written, result, draw)
             return
-        target, node_args = PinnedDraw(twin, draw) if draw is not None else twin, with_defaults(op, node_args)
-        out = {a.name for a in op._schema.arguments if a.is_out}
+        target = twin if draw is None else PinnedDraw(twin, draw)
+        outs = {argument.name for argument in op._schema.arguments if argument.is_out}
+        node_args = with_defaults(op, node_args)
+        node_kwargs = {name: value for name, value in node_kwargs.items() if name not in outs}
         value = result if isinstance(result, (torch.Tensor, tuple, list)) else changed[0]
-        node = self._emit(target, node_args, {k: v for k, v in node_kwargs.items() if k not in out}, value)
-        single = len(written) == 1 and isinstance(result, torch.Tensor)  # not a list
+        node = self._emit(target, node_args, node_kwargs, value)
+        if len(written) == 1 and isinstance(result, torch.Tensor):  # not a list
+            self._write_from(op, node, written[0], tensors_in((args, kwargs)))
+            return
         for index, x in enumerate(written):
-            own = node if single else self._emit(operator.getitem, (node, index), {}, x)
-            if promotes(op, x, tensors_in((args, kwargs)) if single else [x]):  # the written tensor keeps its dtype
-                own = self._emit(_aten.to.dtype, (own, x.dtype), {}, x)
-            self.values.write(x, own)
+            self._write_from(op, self._emit(operator.getitem, (node, index), {}, x), x, [x])
+
+    def _write_from(self, op: Any, node: fx.Node, x: torch.Tensor, given: list[torch.Tensor]) -> None:
+        """Let a written tensor have the value of a node, in the tensor's own dtype. given: tensors that the operation
+        promotes to one dtype."""
+        if promotes(op, x, given):
+            node = self._emit(_aten.to.dtype, (node, x.dtype), {}, x)
+        self.values.write(x, node)
 
     def _record_on_copies(
         self,
@@ -330,6 +358,31 @@ class _Recorder(Handler):
         for path, x in _places_of(result):
             if id(x) not in known:
                 self.values.bind(x, self._item(node, (0, *path), (result, written)))
+
+
+def _apart_from(given: Iterable[torch.Tensor], result: Any) -> tuple[Any, set[int]]:
+    """The result with separate names for tensors in `given`, and the ids of these: a cast without effect returns its
+    input, but its result needs a node of its own."""
+    known = {id(x) for x in given}
+    renamed = set[int]()
+
+    def rename(x: torch.Tensor) -> torch.Tensor:
+        if id(x) in known:
+            with suppress(RuntimeError, NotImplementedError):  # some layouts have no views
+                x = _aten.alias.default(x)
+            renamed.add(id(x))
+        return x
+
+    return over_tensors(rename, result), renamed
+
+
+def _changed_arguments(op: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operation writes."""
+    changed = list[Any]()
+    for place in written_arguments(op):
+        is_positional = isinstance(place, int) and place < len(args)
+        changed.append(args[place] if is_positional else kwargs.get(str(place)))
+    return changed
 
 
 def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:

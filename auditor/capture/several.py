@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx, nn
@@ -42,26 +42,38 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
     Raises: CaptureError if the first batch cannot be recorded; for a later batch the result has a warning.
     """
     first = record_path(subject, formats, seed)
-    each, unjudged = [first], list[str]()
-    known = [(_operations_in(first.capture), 1)]
-    left, taken = _without(subject.batches, first.batches), dict[int, frozenset[str]]()
-    while left and len(each) < MOST_PATHS:
+    paths = [first]
+    unjudged = list[str]()
+    recorded = [(_operations_in(first.capture), 1)]  # (operations of a path, its batch)
+    taken = dict[int, frozenset[str]]()  # {batch: names before its path was recorded}
+    left = _without(subject.batches, first.batches)
+    while left and len(paths) < MOST_PATHS:
         number = number_of(subject, left[0])
         try:
-            result = record_path(replace(subject, batches=tuple(left)), formats, seed)
+            path = record_path(replace(subject, batches=tuple(left)), formats, seed)
         except CaptureError as error:
             unjudged.append(unjudged_line(number, error))
             left = left[1:]
             continue
-        left, operations = _without(left, result.batches), _operations_in(result.capture)
-        number = next((earlier for others, earlier in known if others == operations), number)
-        known.append((operations, number))
-        names = (name for path in each for name in (*path.capture.nodes, *(p.name for p in path.capture.placeholders)))
-        others = taken.setdefault(number, frozenset(names))
-        each.append(replace(result, capture=_named_apart(result.capture, number, others)))
+        left = _without(left, path.batches)
+        operations = _operations_in(path.capture)
+        number = next((earlier for others, earlier in recorded if others == operations), number)
+        recorded.append((operations, number))
+        if number not in taken:
+            taken[number] = _names_in(paths)
+        paths.append(replace(path, capture=_named_apart(path.capture, number, taken[number])))
     most = f"an audit records at most {MOST_PATHS} paths"
     unjudged += [unjudged_line(number_of(subject, batch), most) for batch in left]
-    return RecordedPaths(tuple(each), tuple(unjudged))
+    return RecordedPaths(tuple(paths), tuple(unjudged))
+
+
+def _names_in(paths: Iterable[ModelPath]) -> frozenset[str]:
+    """Names of all operations and placeholders."""
+    names = set[str]()
+    for path in paths:
+        names.update(path.capture.nodes)
+        names.update(place.name for place in path.capture.placeholders)
+    return frozenset(names)
 
 
 def unjudged_line(number: int, cause: object) -> str:
@@ -80,37 +92,54 @@ def join_paths(paths: Sequence[ModelPath], warnings: Sequence[str] = ()) -> Capt
 
     The joined paths share only parameters and buffers.
     """
-    first, *_ = captures = [path.capture for path in paths]
-    said = dict.fromkeys((*(line for capture in captures for line in capture.warnings), *warnings))
+    captures = [path.capture for path in paths]
+    first = captures[0]
+    messages = list[str]()
+    for capture in captures:
+        messages += capture.warnings
+    messages += warnings
+    distinct = tuple(dict.fromkeys(messages))
     if len(paths) == 1:
-        return replace(first, warnings=tuple(said)) if warnings else first
+        return replace(first, warnings=distinct) if warnings else first
     nodes: dict[str, Node] = {}
     placeholders: dict[str, Placeholder] = {}
-    apart = list[Capture]()
+    different = list[Capture]()  # the first capture of each set of operations
     for capture in captures:
         if capture.nodes.keys() - nodes.keys():
-            apart.append(capture)
+            different.append(capture)
             nodes |= capture.nodes
-            placeholders |= {p.name: p for p in capture.placeholders if p.name not in placeholders}
-    twins: dict[str, str] = {}
-    for index, later in enumerate(apart):
-        for earlier in apart[:index]:
-            places = {p.argument: p.name for p in earlier.placeholders if p.argument is not None}
-            same = {p.name: places[p.argument] for p in later.placeholders if p.argument in places}
-            twins = same_operations(later, earlier) | same | twins
+            for place in capture.placeholders:
+                placeholders.setdefault(place.name, place)
+    graph_module = first.graph_module
+    if len(different) > 1:
+        graph_module = RecordedModule(nn.Module(), _beside_each_other(different))
     return replace(
         first,
-        graph_module=first.graph_module if len(apart) == 1 else RecordedModule(nn.Module(), _beside_each_other(apart)),
+        graph_module=graph_module,
         nodes=nodes,
         placeholders=tuple(placeholders.values()),
-        outputs=tuple(name for capture in apart for name in capture.outputs),
+        outputs=tuple(name for capture in different for name in capture.outputs),
         method="path" if any(capture.method == "path" for capture in captures) else "run",
         operations=max(capture.operations for capture in captures),
         compared=all(capture.compared for capture in captures),
-        warnings=tuple(said),
+        warnings=distinct,
         paths=tuple(paths),
-        twins=twins,
+        twins=_twins_among(different),
     )
+
+
+def _twins_among(captures: Sequence[Capture]) -> dict[str, str]:
+    """{operation or input of a later capture: the same in an earlier capture}; the earliest decides last."""
+    twins: dict[str, str] = {}
+    for index, later in enumerate(captures):
+        for earlier in captures[:index]:
+            by_argument = {place.argument: place.name for place in earlier.placeholders if place.argument is not None}
+            same_inputs = dict[str, str]()
+            for place in later.placeholders:
+                if place.argument in by_argument:
+                    same_inputs[place.name] = by_argument[place.argument]
+            twins = same_operations(later, earlier) | same_inputs | twins
+    return twins
 
 
 def _without(batches: Sequence[Batch], others: Sequence[Batch]) -> list[Batch]:

@@ -109,39 +109,62 @@ def scatter(
     """The node with the parent's entries after one of the parent's views was set to `part`."""
     if view.op is _aten.alias.default:
         return part
-    value, row = parent.outline(), operation_of(view.op)
+    value = parent.outline()
+    row = operation_of(view.op)
     if row.scatter:
-        return emit(getattr(_aten, row.scatter).default, (whole, part, *view.args), view.kwargs, value)
+        inverse = getattr(_aten, row.scatter).default
+        return emit(inverse, (whole, part, *view.args), view.kwargs, value)
     if row.packet == "unbind":
         return emit(_aten.select_scatter.default, (whole, part, _dim_of(view), view.index), {}, value)
-    back = _inverse(view, parent)
-    if back is not None:
-        return emit(back[0], (part, *back[1]), {}, value)
-    if view.reshapes(own, parent) or own == parent:
-        return emit(_aten.reshape.default, (part, list(parent.shape)), {}, value)
+    restored = _restore(emit, view, own, parent, part)
+    if restored is not None:
+        return restored
     if row.complement:
         other = emit(getattr(_aten, row.complement).default, (whole,), {}, own.outline())
-        return emit(_aten.complex.default, (part, other) if row.packet == "real" else (other, part), {}, value)
+        real_and_imaginary = (part, other) if row.packet == "real" else (other, part)
+        return emit(_aten.complex.default, real_and_imaginary, {}, value)
     if own.dtype != parent.dtype:
         return emit(_aten.view.dtype, (part, parent.dtype), {}, value)
     along = _slice_of(own, parent)
     if along is not None:
         return emit(_aten.slice_scatter.default, (whole, part, *along), {}, value)
+    return put(emit, constant, whole, _places_of(view, parent), part, value)
+
+
+def _restore(emit: Emit, view: View, own: Geometry, parent: Geometry, part: fx.Node) -> fx.Node | None:
+    """The parent's node from a view with all its entries; None for other views."""
+    value = parent.outline()
+    inverse = _inverse(view, parent)
+    if inverse is not None:
+        op, args = inverse
+        return emit(op, (part, *args), {}, value)
+    if view.reshapes(own, parent) or own == parent:
+        return emit(_aten.reshape.default, (part, list(parent.shape)), {}, value)
+    return None
+
+
+def _places_of(view: View, parent: Geometry) -> torch.Tensor:
+    """Positions of a view's entries in its parent, whose entries are numbered in order."""
     if isinstance(view.op, Selection):
-        return put(emit, constant, whole, view.op.places, part, value)
-    viewed = view.op(torch.arange(_count(parent.shape)).reshape(parent.shape), *view.args, **view.kwargs)
-    places: torch.Tensor = viewed if view.index is None else viewed[view.index]
-    return put(emit, constant, whole, places.reshape(-1), part, value)
+        return view.op.places
+    numbers = torch.arange(_count(parent.shape)).reshape(parent.shape)
+    places = view.op(numbers, *view.args, **view.kwargs)
+    if view.index is not None:
+        places = places[view.index]
+    flat: torch.Tensor = places.reshape(-1)
+    return flat
 
 
 def put(
     emit: Emit, constant: Constant, whole: fx.Node, places: torch.Tensor, part: fx.Node, value: torch.Tensor
 ) -> fx.Node:
     """A node with the entries of `whole`, except that the entries at `places` are the entries of `part`."""
-    flat = value.new_empty(value.numel())
-    line = emit(_aten.reshape.default, (whole, [-1]), {}, flat)
-    new = emit(_aten.reshape.default, (part, [-1]), {}, value.new_empty(places.numel()))
-    changed = emit(_aten.index_put.default, (line, [constant(places)], new), {}, flat)
+    flat_value = value.new_empty(value.numel())
+    new_value = value.new_empty(places.numel())
+    flat = emit(_aten.reshape.default, (whole, [-1]), {}, flat_value)
+    new = emit(_aten.reshape.default, (part, [-1]), {}, new_value)
+    indices = [constant(places)]
+    changed = emit(_aten.index_put.default, (flat, indices, new), {}, flat_value)
     return emit(_aten.reshape.default, (changed, list(value.shape)), {}, value)
 
 
@@ -153,26 +176,31 @@ def overwrite(
     other: (node, layout) of the tensor to update. written: the same of the tensor that was written. Returns the updated
     node; None if the two share no entry, or if this is unknown (another dtype, or no strides).
     """
-    (whole, own), (node, source) = other, written
+    whole, own = other
+    node, source = written
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
-    mine, theirs = source.places(), own.places()
-    there = torch.isin(theirs, mine).nonzero().reshape(-1)
-    if not there.numel():
+    written_places = source.places()
+    own_places = own.places()
+    shared = torch.isin(own_places, written_places).nonzero().reshape(-1)
+    count = len(shared)
+    if not count:
         return None
-    here = _indices_of(mine, theirs[there])
-    assert here is not None
-    part = _take(emit, constant, node, Selection(here, (len(here),)), source.outline().new_empty(len(here)))
-    return put(emit, constant, whole, there, part, own.outline())
+    indices = _indices_of(written_places, own_places[shared])
+    assert indices is not None
+    selection = Selection(indices, (count,))
+    part = _take(emit, constant, node, selection, source.outline().new_empty(count))
+    return put(emit, constant, whole, shared, part, own.outline())
 
 
 def _take(emit: Emit, constant: Constant, source: fx.Node, view: Selection, value: torch.Tensor) -> fx.Node:
     """Add the operations that select a view's entries from a source. value: a tensor with the view's shape and dtype."""
     whole = source.meta.get("val")
     count = whole.numel() if isinstance(whole, torch.Tensor) else 0
-    line = emit(_aten.reshape.default, (source, [-1]), {}, value.new_empty(count))
+    flat = emit(_aten.reshape.default, (source, [-1]), {}, value.new_empty(count))
     places = constant(view.places)
-    entries = emit(_aten.index_select.default, (line, 0, places), {}, value.new_empty(len(view.places)))
+    selected = value.new_empty(len(view.places))
+    entries = emit(_aten.index_select.default, (flat, 0, places), {}, selected)
     return emit(_aten.reshape.default, (entries, list(view.shape)), {}, value)
 
 
@@ -213,12 +241,18 @@ def _slice_of(own: Geometry, parent: Geometry) -> tuple[int, int, int] | None:
     """(dim, start, end) of a view that differs from its parent only in the length of one dimension."""
     if own.stride is None or parent.stride is None or own.stride != parent.stride:
         return None
-    shorter = [dim for dim, (a, b) in enumerate(zip(own.shape, parent.shape, strict=True)) if a != b]
-    if len(shorter) != 1 or not own.stride[shorter[0]]:
+    sizes = zip(own.shape, parent.shape, strict=True)
+    shorter = [dim for dim, (own_size, parent_size) in enumerate(sizes) if own_size != parent_size]
+    if len(shorter) != 1:
         return None
-    start, apart = divmod(own.offset - parent.offset, own.stride[shorter[0]])
-    end = start + own.shape[shorter[0]]
-    return (shorter[0], start, end) if not apart and start >= 0 and end <= parent.shape[shorter[0]] else None
+    dim = shorter[0]
+    step = own.stride[dim]
+    if not step:
+        return None
+    start, rest = divmod(own.offset - parent.offset, step)
+    end = start + own.shape[dim]
+    is_slice = not rest and start >= 0 and end <= parent.shape[dim]
+    return (dim, start, end) if is_slice else None
 
 
 def _indices_of(among: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:

@@ -19,6 +19,7 @@ from ..document import compare, read
 from ..features import part
 from ..loading import cautions, load
 from ..loading.doors import weights_of
+from ..numerics.devices import is_gpu
 from ..plan.recommend import outcome
 from ..progress.shown import Display
 from ..records import Audit, folder
@@ -49,7 +50,7 @@ def _audit_one(settings: WithTarget, progress: Display) -> int:
     if settings.onnx:
         part("onnxfile").require()
     with nullcontext() if settings.dry_run else artefact.standby():
-        limit = settings.memory or (None if settings.native else offload.limit_for(weights_of(settings.target)))
+        limit = settings.memory or (None if is_gpu(settings.where) else offload.limit_for(weights_of(settings.target)))
         with offload.resident_limit(limit):
             return _ran(settings, progress, known)
 

@@ -227,34 +227,49 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
     if isinstance(given, Criterion):
         yield given
     elif isinstance(given, str):
-        texts = [text.strip() for text in given.split(";") if text.strip()]
-        last = output
-        for text in texts or [given]:  # an empty string must raise, since it sets no limit
-            name, colon, rest = text.partition(":")
-            is_function = name.strip().endswith(".py")
-            if output or (last and (not colon or is_function)):  # the output of the criterion before
-                name, colon, rest = str(last), ":", text
-            if not (texts and colon and name.strip()):
-                raise bad_criterion(f"cannot parse the criterion {text!r}: {GRAMMAR}")
-            last = name.strip()
-            yield _parse_criterion(last, rest.strip())
+        yield from _criteria_in_text(given, output)
     elif isinstance(given, Mapping) and output is None:
-        for name, said in given.items():
+        for name, criteria in given.items():
             if type(name) not in (str, int):
                 raise bad_criterion(f"an output is named by a string or a position, not by {name!r}: {GRAMMAR}")
-            yield from _each(said, str(name))
+            yield from _each(criteria, str(name))
     elif output is not None and isinstance(given, tuple) and len(given) == 2 and callable(given[0]):
-        function, limit = given
-        sign = None
-        if isinstance(limit, str) and limit.strip()[:2] in (AT_MOST, AT_LEAST):
-            sign, limit = limit.strip()[:2], limit.strip()[2:].strip()
-        yield make_criterion(output, name_of(function), limit, sign=sign, function=function)
+        yield _criterion_of_function(output, *given)
     elif isinstance(given, Collection) and not isinstance(given, bytes | Mapping):
-        for one in given:
-            yield from _each(one, output)
+        for item in given:
+            yield from _each(item, output)
+    elif output is None:
+        raise bad_criterion(f"criteria are strings or a dict by output, not {given!r:.80}: {GRAMMAR}")
     else:
-        what = "criteria are strings or a dict by output, not" if output is None else WANTED.format(output)
-        raise bad_criterion(f"{what} {given!r:.80}" + (f": {GRAMMAR}" if output is None else ""))
+        raise bad_criterion(f"{WANTED.format(output)} {given!r:.80}")
+
+
+def _criteria_in_text(given: str, output: str | None) -> Iterator[Criterion]:
+    """Yield the criteria between semicolons, each for the output of the one before unless it names its own."""
+    texts = [text.strip() for text in given.split(";") if text.strip()]
+    last = output
+    for text in texts or [given]:  # an empty string must raise, since it sets no limit
+        name, colon, rest = text.partition(":")
+        is_function = name.strip().endswith(".py")
+        if output or (last and (not colon or is_function)):  # the output of the criterion before
+            name = str(last)
+            colon = ":"
+            rest = text
+        if not (texts and colon and name.strip()):
+            raise bad_criterion(f"cannot parse the criterion {text!r}: {GRAMMAR}")
+        last = name.strip()
+        yield _parse_criterion(last, rest.strip())
+
+
+def _criterion_of_function(output: str, function: Function, limit: Any) -> Criterion:
+    """The criterion of a user's function; its limit is a number, or text that may start with a sign."""
+    sign = None
+    if isinstance(limit, str):
+        text = limit.strip()
+        if text[:2] in (AT_MOST, AT_LEAST):
+            sign = text[:2]
+            limit = text[2:].strip()
+    return make_criterion(output, name_of(function), limit, sign=sign, function=function)
 
 
 def _parse_criterion(output: str, text: str) -> Criterion:
@@ -289,17 +304,23 @@ def make_criterion(
 
     sign: `<=` or `>=`; by default the measure's own, and `>=` for a function with `higher_is_better = True`."""
     if function is None and kind not in KINDS:
-        hint = f": {close}" if (close := suggest(kind, KINDS)) else "."
+        close = suggest(kind, KINDS)
+        hint = f": {close}" if close else "."
         raise bad_criterion(f"{kind!r} is not a kind of criterion{hint} Available: {', '.join(KINDS)}")
-    higher = sign == AT_LEAST or (sign is None and getattr(function, "higher_is_better", None) is True)
-    best = math.inf if function is not None and higher else None
+    best = None
+    if function is not None:
+        prefers_higher = sign is None and getattr(function, "higher_is_better", None) is True
+        if sign == AT_LEAST or prefers_higher:
+            best = math.inf  # until its value for equal outputs is known
     options = () if function else _options(KINDS[kind], said)
     criterion = Criterion(output, kind, math.nan, options, function, best)
     limit = _number(limit, f"the limit of '{output}: {criterion.measure_text}'")
-    criterion, how = replace(criterion, limit=limit), criterion.how
+    criterion = replace(criterion, limit=limit)
+    how = criterion.how
     if sign is not None and sign != how.sign:
         more = "higher" if how.sign == ">=" else "lower"
-        raise bad_criterion(f"{more} values of {kind} are better: write '{criterion}'. {kind}: {how.says}"[:400])
+        message = f"{more} values of {kind} are better: write '{criterion}'. {kind}: {how.says}"
+        raise bad_criterion(message[:400])
     least, most = sorted((how.best, how.worst))
     if not least <= limit <= most or math.isinf(limit):
         within = f"from {least:g} to {most:g}" if math.isfinite(most) else "0 or more, and finite"

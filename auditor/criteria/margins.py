@@ -18,7 +18,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..numerics.entries import entries, finite, is_number, is_plain
-from ..numerics.formats import FORMATS, dtype_of
+from ..numerics.formats import FORMATS, Format, dtype_of
 from .criterion import Criterion
 from .values import peak_of, rows
 
@@ -104,18 +104,20 @@ class Margins:
         theirs = self._candidates(candidate)  # [2, decisions]
         moved = self._movement(reference, candidate)  # [decisions]
         square = moved.square()
-        grids = sorted((row for row in FORMATS.values() if row.low and row.native), key=lambda row: -row.epsilon)
-        row = next((row for row in grids if torch.equal(theirs.to(dtype_of(row.name)).to(theirs.dtype), theirs)), None)
-        if row is not None and self.second is not None:
-            half_epsilon = torch.full_like(theirs[0], row.epsilon / 2)
+        grid = _grid_of(theirs)
+        if grid is not None and self.second is not None:
+            half_epsilon = torch.full_like(theirs[0], grid.epsilon / 2)
             spacing = torch.ldexp(half_epsilon, torch.frexp(theirs[0]).exponent)  # h
             square = square + spacing.square() / 6
         if near and self.second is None:
             square = square + _threshold_variance(moved + self.signs * self.size)
-        if not near:
-            return float((square * self.weights).sum().clamp(0).sqrt())
+        if near:
+            return self._change_near(square)
+        return float((square * self.weights).sum().clamp(0).sqrt())
 
-        # The weights depend on the result, which starts as the mean of all decisions and is refined.
+    def _change_near(self, square: torch.Tensor) -> float:
+        """The root of the weighted mean of squared changes, [decisions], whose weights depend on the result. It starts as
+        the mean of all decisions and is refined."""
         result = square.mean().clamp(0).sqrt()
         size = self.size
         for _ in range(ROUNDS):
@@ -135,18 +137,30 @@ class Margins:
         decisions as normal errors of the same mean absolute value. A few tokens with large changes raise the root mean
         square. Tokens are grouped, and share a mean, so that each group has enough decisions with small margins.
         """
-        moved = self._movement(reference, candidate).abs()
+        moved = self._movement(reference, candidate).abs()  # [decisions]
         nearest = self.size.kthvalue(min(LEAST, len(self.size))).values
-        weights = (-(self.size / nearest.clamp_min(self.allowed_change)).square() / 2).exp()
-        usual = ((weights * moved.square()).sum() / weights.sum()).sqrt() * math.sqrt(2 / math.pi)
-        step = self.first // reference.shape[2] % reference.shape[1] - reference.shape[1] + steps
-        pairs = torch.stack([weights, weights * moved])[:, step >= 0]
-        each = pairs.new_zeros(2, steps).index_add_(1, step[step >= 0], pairs)
-        before = each[0].cumsum(0)
-        groups = min(max(int(before[-1] / GROUP), 1), GROUPS)
-        group = (before / before[-1] * groups).long().clamp_max(groups - 1)
-        weight, total = each.new_zeros(2, groups).index_add_(1, group, each)
-        return (total / weight / usual)[group] if usual > 0 else torch.ones_like(before)
+        width = nearest.clamp_min(self.allowed_change)
+        weights = (-(self.size / width).square() / 2).exp()
+        mean_square = (weights * moved.square()).sum() / weights.sum()
+        usual = mean_square.sqrt() * math.sqrt(2 / math.pi)
+
+        # Sums of weights and of weighted changes by step, [2, steps]; earlier tokens have negative steps.
+        tokens = reference.shape[1]
+        vocabulary = reference.shape[2]
+        step = self.first // vocabulary % tokens - tokens + steps
+        is_generated = step >= 0
+        summands = torch.stack([weights, weights * moved])[:, is_generated]
+        by_step = summands.new_zeros(2, steps).index_add_(1, step[is_generated], summands)
+
+        # Groups of consecutive steps with about equal weights share a mean.
+        until = by_step[0].cumsum(0)
+        count = min(max(int(until[-1] / GROUP), 1), GROUPS)
+        group = (until / until[-1] * count).long().clamp_max(count - 1)
+        weight, total = by_step.new_zeros(2, count).index_add_(1, group, by_step)
+        if not usual > 0:
+            return torch.ones_like(until)
+        by_group = total / weight / usual
+        return by_group[group]
 
     def _movement(self, reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
         """How much the distance between the two candidates of each decision changes."""
@@ -162,6 +176,16 @@ class Margins:
     def share(self, reference: torch.Tensor, candidate: torch.Tensor) -> float:
         """The change of the margins divided by the allowed change."""
         return self.change(reference, candidate) / self.allowed_change
+
+
+def _grid_of(x: torch.Tensor) -> Format | None:
+    """The coarsest low-precision format that represents all entries; None if there is none."""
+    formats = [row for row in FORMATS.values() if row.low and row.native]
+    for row in sorted(formats, key=lambda row: -row.epsilon):
+        rounded = x.to(dtype_of(row.name)).to(x.dtype)
+        if torch.equal(rounded, x):
+            return row
+    return None
 
 
 _KNOWN: MutableMapping[torch.Tensor, dict[Criterion, Margins | None]] = WeakTensorKeyDictionary()
@@ -242,27 +266,36 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
     if not change > 0:
         return result
     change = min(change, 1e100)  # inf has no differences
-    weights = WEIGHTS / WEIGHTS.sum()  # [points]
-    near = inside[:, -1] - outside[:, 0] < FAR * change
-    found = [result[:0]]
-    for chosen, others in zip(*(torch.split(x[near], ROWS) for x in (inside, outside)), strict=True):
-        both = torch.cat([chosen, others], 1)  # [rows, a + b]
-        count = chosen.shape[1]
-        # [rows, a, points]: the position of each chosen entry after its error
-        moved = chosen[..., None] + POINTS.to(chosen) * change / math.sqrt(2)
-        # [rows, a, points, a + b]: the probability that another entry is above, 0 for the entry itself
-        above = torch.special.ndtr((both[:, None, None] - moved[..., None]) * math.sqrt(2) / change)
-        is_other = 1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device)  # [a, a + b]
-        above = above * is_other[:, None]
-        # `count` of [rows, a, points]: the probability that so many of the entries up to now are above
-        chances = [torch.ones_like(moved), *[torch.zeros_like(moved)] * (count - 1)]
-        for chance in above.unbind(-1):
-            one_fewer = [torch.zeros_like(moved), *chances]
-            chances = [x * (1 - chance) + y * chance for x, y in zip(chances, one_fewer, strict=False)]
-        remains = torch.stack(chances).sum(0)  # [rows, a, points]
-        found.append(((1 - remains) * weights.to(chosen)).sum((1, 2)))
-    result[near] = torch.cat(found)
+    is_near = inside[:, -1] - outside[:, 0] < FAR * change
+    parts = [result[:0]]
+    for chosen, others in zip(
+        torch.split(inside[is_near], ROWS),
+        torch.split(outside[is_near], ROWS),
+        strict=True,
+    ):
+        parts.append(_expected_replaced(chosen, others, change))
+    result[is_near] = torch.cat(parts)
     return result
+
+
+def _expected_replaced(chosen: torch.Tensor, others: torch.Tensor, change: float) -> torch.Tensor:
+    """`count_replaced` of a few rows, whose intermediate results fit into memory. Shapes: [rows, a], [rows, b] -> [rows]."""
+    both = torch.cat([chosen, others], 1)  # [rows, a + b]
+    count = chosen.shape[1]
+    # [rows, a, points]: the position of each chosen entry after its error
+    moved = chosen[..., None] + POINTS.to(chosen) * change / math.sqrt(2)
+    # [rows, a, points, a + b]: the probability that another entry is above, 0 for the entry itself
+    above = torch.special.ndtr((both[:, None, None] - moved[..., None]) * math.sqrt(2) / change)
+    is_other = 1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device)  # [a, a + b]
+    above = above * is_other[:, None]
+    # `count` of [rows, a, points]: the probability that so many of the entries up to now are above
+    chances = [torch.ones_like(moved), *[torch.zeros_like(moved)] * (count - 1)]
+    for chance in above.unbind(-1):
+        one_fewer = [torch.zeros_like(moved), *chances]
+        chances = [x * (1 - chance) + y * chance for x, y in zip(chances, one_fewer, strict=False)]
+    remains = torch.stack(chances).sum(0)  # [rows, a, points]
+    weights = WEIGHTS / WEIGHTS.sum()  # [points]
+    return ((1 - remains) * weights.to(chosen)).sum((1, 2))
 
 
 def _threshold_variance(low: torch.Tensor) -> float:

@@ -88,31 +88,39 @@ class Criteria:
         A criterion that has no value in `runs` does not hold. predicted: the first-order estimate of the share of the
         limit, from which the expected flips of decisions are computed.
         """
-        found = defaultdict[Criterion, list[CriterionResult]](list)
+        results = defaultdict[Criterion, list[CriterionResult]](list)
         for run in runs:
-            for one in self.evaluate(*run):
-                found[one.criterion].append(one)
-        failed = {one.criterion for run in others for one in self.evaluate(*run) if not one.holds}
+            for result in self.evaluate(*run):
+                results[result.criterion].append(result)
+        missed_in_others = set[Criterion]()
+        for run in others:
+            missed_in_others.update(result.criterion for result in self.evaluate(*run) if not result.holds)
         references = [reference for reference, _ in runs]
-        result = []
-        for criterion in dict.fromkeys((*self.each, *found)):
+        values = list[CriterionValue]()
+        for criterion in dict.fromkeys((*self.each, *results)):
             absent = CriterionResult(criterion, None, 0.0)
-            held = max(found[criterion], key=lambda one: (one.value is not None, one.share), default=absent)
-            outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
-            expected = _expected_value(criterion, outputs, predicted)
+            worst = max(results[criterion], key=lambda result: (result.value is not None, result.share), default=absent)
+            outputs = [self._outputs_of(criterion, reference) for reference in references]
+            has_number = worst.value is not None and not math.isnan(worst.value)
+            has_share = bool(runs) and math.isfinite(worst.share)
             value = CriterionValue(
                 output=criterion.output,
                 kind=criterion.measure_text,
                 sign=criterion.how.sign,
                 limit=criterion.limit,
-                value=None if held.value is None or math.isnan(held.value) else held.value,
-                share=held.share if runs and math.isfinite(held.share) else None,
-                holds=held.value is not None and held.holds and criterion not in failed,
+                value=worst.value if has_number else None,
+                share=worst.share if has_share else None,
+                holds=worst.value is not None and worst.holds and criterion not in missed_in_others,
                 entries=_entries_of(criterion, outputs),
-                predicted=expected,
+                predicted=_expected_value(criterion, outputs, predicted),
             )
-            result.append(value)
-        return tuple(result)
+            values.append(value)
+        return tuple(values)
+
+    def _outputs_of(self, criterion: Criterion, reference: Tensors) -> list[torch.Tensor]:
+        """The outputs that a criterion covers."""
+        indices = self.output_indices(criterion, names_of(reference, self.names))
+        return [reference[index] for index in indices]
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
         """Indices of the outputs that a criterion covers; for `rest_criterion`, outputs that no criterion covers."""
@@ -122,17 +130,24 @@ class Criteria:
 
     def _one(self, criterion: Criterion, reference: Tensors, candidate: Tensors, expected: bool) -> CriterionResult:
         """Compute the value of one criterion. Raises: MeasureError(slug="shape-mismatch")."""
-        meant = self.output_indices(criterion, names_of(reference, self.names))
+        indices = self.output_indices(criterion, names_of(reference, self.names))
+        ours = [reference[index] for index in indices]
+        theirs = [candidate[index] for index in indices]
         if criterion.output == OTHERS:
-            error = self.joint([reference[i] for i in meant], [candidate[i] for i in meant])
+            error = self.joint(ours, theirs)
             return CriterionResult(criterion, error, criterion.share(error))
-        values = [value(criterion, reference[i], candidate[i]) for i in meant]
+        values = [value(criterion, x, y) for x, y in zip(ours, theirs, strict=True)]
         if not values:
             return CriterionResult(criterion, None, 0.0)
-        worst = max(values, key=lambda one: math.inf if math.isnan(one) else criterion.share(one))
-        margins = margins_of(criterion, reference[meant[0]]) if expected and len(meant) == 1 else None
-        if margins is not None and not math.isnan(worst):
-            return CriterionResult(criterion, worst, margins.share(reference[meant[0]], candidate[meant[0]]))
+
+        def share_of(number: float) -> float:
+            return math.inf if math.isnan(number) else criterion.share(number)
+
+        worst = max(values, key=share_of)
+        if expected and len(indices) == 1 and not math.isnan(worst):
+            margins = margins_of(criterion, ours[0])
+            if margins is not None:
+                return CriterionResult(criterion, worst, margins.share(ours[0], theirs[0]))
         return CriterionResult(criterion, worst, criterion.share(worst))
 
 
@@ -183,17 +198,25 @@ def criteria_for(
     """
     checked: list[Criterion] = []
     for criterion in criteria:
-        meant = [i for i, name in enumerate(reference.names) if criterion.speaks_of(name)]
-        if not meant:
-            names, more = reference.names[:20], len(reference.names) - 20
-            listed = ", ".join(dict.fromkeys(names)) + (f", and {more} more" if more > 0 else "")
-            hint = f": {close}" if (close := suggest(criterion.output, reference.names)) else "."
-            wrong = f"the model has no output {criterion.output!r}, which '{criterion}' names{hint}"
-            raise bad_criterion(f"{wrong} It returns {listed or 'no tensor'}")
-        for i in meant:
-            if (why := unfit(criterion, reference.names[i], reference[i])) is not None:
-                raise bad_criterion(f"'{criterion}': {why}")
+        indices = [index for index, name in enumerate(reference.names) if criterion.speaks_of(name)]
+        if not indices:
+            raise bad_criterion(_no_output(criterion, reference.names))
+        for index in indices:
+            reason = unfit(criterion, reference.names[index], reference[index])
+            if reason is not None:
+                raise bad_criterion(f"'{criterion}': {reason}")
         if criterion.best is not None:
-            criterion = replace(criterion, best=min(value(criterion, reference[i], reference[i]) for i in meant))
+            best = min(value(criterion, reference[index], reference[index]) for index in indices)
+            criterion = replace(criterion, best=best)
         checked.append(criterion)
     return Criteria(tuple(checked), max_error, reference.names, joint or output_error)
+
+
+def _no_output(criterion: Criterion, names: Sequence[str]) -> str:
+    """The message for a criterion that names no output of the model."""
+    listed = ", ".join(dict.fromkeys(names[:20])) or "no tensor"
+    if len(names) > 20:
+        listed += f", and {len(names) - 20} more"
+    close = suggest(criterion.output, names)
+    hint = f": {close}" if close else "."
+    return f"the model has no output {criterion.output!r}, which '{criterion}' names{hint} It returns {listed}"

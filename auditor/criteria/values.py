@@ -100,14 +100,21 @@ def flips(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
 
 
 def cosine(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
-    ours, theirs = (rows(torch.where(torch.isfinite(r), x, torch.zeros_like(x)), criterion) for x in (r, c))
-    sizes = [x.norm(dim=-1, keepdim=True) for x in (ours, theirs)]
-    units = [x / size.clamp_min(1e-300) for x, size in zip((ours, theirs), sizes, strict=True)]
+    """The mean over rows; 1 for two rows of zeros, 0 for one. Entries that are not finite in the reference are left out."""
+    is_finite = torch.isfinite(r)
+    ours = rows(torch.where(is_finite, r, torch.zeros_like(r)), criterion)  # [rows, entries]
+    theirs = rows(torch.where(is_finite, c, torch.zeros_like(c)), criterion)
+    our_size = ours.norm(dim=-1, keepdim=True)
+    their_size = theirs.norm(dim=-1, keepdim=True)
+    u = ours / our_size.clamp_min(1e-300)
+    v = theirs / their_size.clamp_min(1e-300)
     # 1 - |u - v|^2 / 2, since u . v loses digits if it is nearly 1
-    result = 1 - (units[0] - units[1]).square().sum(-1) / 2
-    nothing = [size[:, 0] == 0 for size in sizes]
-    result = torch.where(nothing[0] & nothing[1], torch.ones_like(result), result)
-    return float(torch.where(nothing[0] ^ nothing[1], torch.zeros_like(result), result).mean())
+    result = 1 - (u - v).square().sum(-1) / 2
+    ours_is_zero = our_size[:, 0] == 0
+    theirs_is_zero = their_size[:, 0] == 0
+    result = torch.where(ours_is_zero & theirs_is_zero, torch.ones_like(result), result)
+    result = torch.where(ours_is_zero ^ theirs_is_zero, torch.zeros_like(result), result)
+    return float(result.mean())
 
 
 def psnr(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
@@ -125,14 +132,19 @@ def peak_of(r: torch.Tensor, criterion: Criterion) -> float:
 
 def iou(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     form = criterion.option("form", "xyxy")
-    ours, theirs = (_corners(x.reshape(-1, 4), form) for x in (r, c))  # [boxes, (left, top, right, bottom)]
+    ours = _corners(r.reshape(-1, 4), form)  # [boxes, (left, top, right, bottom)]
+    theirs = _corners(c.reshape(-1, 4), form)
     first = torch.maximum(ours[:, :2], theirs[:, :2])
     last = torch.minimum(ours[:, 2:], theirs[:, 2:])
     shared = _area(first, last)
-    union = _area(ours[:, :2], ours[:, 2:]) + _area(theirs[:, :2], theirs[:, 2:]) - shared
-    same = (ours == theirs).all(-1)
-    result = torch.where(same, torch.ones_like(union), shared / union.clamp_min(1e-300))
-    return float(result.mean() if criterion.option("over", "min") == "mean" else result.min())
+    our_area = _area(ours[:, :2], ours[:, 2:])
+    their_area = _area(theirs[:, :2], theirs[:, 2:])
+    union = our_area + their_area - shared
+    is_same = (ours == theirs).all(-1)
+    result = torch.where(is_same, torch.ones_like(union), shared / union.clamp_min(1e-300))
+    if criterion.option("over", "min") == "mean":
+        return float(result.mean())
+    return float(result.min())
 
 
 def _area(first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

@@ -171,11 +171,12 @@ def _cast_below(parts: _Parts) -> Iterator[None]:
 
 @cache
 def _register_listeners() -> tuple[torch.library.Library, ...]:
-    """Register kernels for operations on CUDA's autocast lists, under a key that only `_cast_below` enables."""
+    """Register kernels for operations on the autocast lists of CUDA and CPUs, under a key that only `_cast_below` enables."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     others = torch.library.Library("_", "IMPL", _KEY_BELOW.name)  # type: ignore[no-untyped-call]
     others.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
-    for name in sorted(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")):
+    listed = torch._C._dispatch_get_registrations_for_dispatch_key
+    for name in sorted({*listed("AutocastCUDA"), *listed("AutocastCPU")}):
         namespace, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
         if namespace == "aten":

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..isolation.process import swap_attribute
-from ..numerics.devices import CPU, NATIVE
+from ..numerics.devices import CPU, NATIVE, target_type
 from ..numerics.formats import dtype_name
 
 _Module = torch.amp.autocast_mode
@@ -101,8 +101,9 @@ def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | Non
     with written_as_meant():
         _STATE.stack = _Stack(depth_of)
         try:
-            # Start with the open region, CUDA's before the CPU's; if none is open: disabled, with CUDA's default dtype.
-            opened = next((flag[1:] for flag in reversed(before) if flag[1]), (False, before[-1][2]))
+            # Start with the open region, CUDA's before the CPU's; if none is open: disabled, with the last one's dtype.
+            shared = [(enabled, dtype) for device, enabled, dtype in before if device in _mirrored()]
+            opened = next((each for each in reversed(shared) if each[0]), (False, shared[-1][1]))
             _mirror(*(opened if around is None else (True, around)))
             yield
         finally:
@@ -138,7 +139,8 @@ def _enter(self: Any) -> Any:
     if stack is None:
         return _ORIGINAL["__enter__"](self)
     stack.entered.append(_OpenRegion(self, _flags(), torch.is_autocast_cache_enabled(), stack.depth_of()))
-    _mirror(getattr(self, "_meant", self._enabled), self.fast_dtype)
+    if self.device in _mirrored():
+        _mirror(getattr(self, "_meant", self._enabled), self.fast_dtype)
     torch.autocast_increment_nesting()
     torch.set_autocast_cache_enabled(self._cache_enabled)
     return self
@@ -181,5 +183,10 @@ def _set(flags: _Flags) -> None:
         torch.set_autocast_dtype(device, dtype)
 
 
+def _mirrored() -> tuple[str, ...]:
+    """The device types whose regions share one stack; where the CPU is the target, other regions have no effect."""
+    return (CPU,) if target_type() == CPU else (CPU, *NATIVE)
+
+
 def _mirror(enabled: bool, dtype: torch.dtype) -> None:
-    _set([(device, enabled, dtype) for device in (CPU, *NATIVE)])
+    _set([(device, enabled, dtype) for device in _mirrored()])

@@ -36,50 +36,82 @@ def silent_casts(capture: Capture, subject: Subject) -> tuple[SilentCast, ...]:
     to the only dtype of the parameters. Casts on one source line are merged into the first.
     """
     capture = capture.first
-    loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
-    casts = dict[fx.Node, _Cast]()
-    for n in capture.graph_module.graph.nodes:
-        cast = _cast_of(capture, n) if n.name in capture.nodes else None
-        if cast is not None and loaded != {dtype_name(cast.to)}:
-            casts[n] = cast
+    casts = _casts_in_forward(capture, subject)
+    if not casts:
+        return subject.casts
     executor = Executor(capture.graph_module, Policy.wide(capture))
-    found = dict[Any, SilentCast]()
+    by_line = dict[Any, SilentCast]()
     with torch.no_grad():
-        for n, _ in executor.steps(*capture.bind(subject.model, subject.batches[0])) if casts else ():
-            cast = casts.get(n)
-            if cast is None:
+        for n, _ in executor.steps(*capture.bind(subject.model, subject.batches[0])):
+            if n not in casts:
                 continue
+            cast = casts[n]
             if cast.scale is not None and not bool((executor.value_of(cast.scale) == 1).all()):
                 continue  # scaled to the range of 8 bits, so on purpose
-            x = executor.value_of(cast.source) if cast.source else RECORDED.compute(n, executor.value_of)
+            value_of = executor.value_of
+            x = value_of(cast.source) if cast.source else RECORDED.compute(n, value_of)
             loss = loss_of(x, x.to(cast.to))
             if loss is None:
                 continue
             node = capture.nodes[n.name]
-            key = cast.kind, node.source_path, node.source, node.op
-            first = SilentCast(cast.kind, (), dtype_name(x.dtype), dtype_name(cast.to), loss, node=n.name)
-            known = found.setdefault(key, first)
-            names = dict.fromkeys((*known.names, node.owner or "the model"))
-            found[key] = replace(known, names=tuple(names))
-    return (*subject.casts, *found.values())
+            line = (cast.kind, node.source_path, node.source, node.op)
+            own = SilentCast(cast.kind, (), dtype_name(x.dtype), dtype_name(cast.to), loss, node=n.name)
+            first = by_line.setdefault(line, own)
+            names = dict.fromkeys((*first.names, node.owner or "the model"))
+            by_line[line] = replace(first, names=tuple(names))
+    return (*subject.casts, *by_line.values())
+
+
+def _casts_in_forward(capture: Capture, subject: Subject) -> dict[fx.Node, _Cast]:
+    """The casts of a forward, except those to the only dtype of the parameters."""
+    loaded = {row.loaded for row in subject.stored if row.kind == "parameter"}
+    casts = dict[fx.Node, _Cast]()
+    for n in capture.graph_module.graph.nodes:
+        if n.name not in capture.nodes:
+            continue
+        cast = _cast_of(capture, n)
+        if cast is not None and loaded != {dtype_name(cast.to)}:
+            casts[n] = cast
+    return casts
 
 
 def _cast_of(capture: Capture, n: fx.Node) -> _Cast | None:
     """The cast that an operation makes, unless the cast returns to a dtype in which the value was computed before."""
-    node, own = capture.nodes[n.name], dtype(n)
+    node = capture.nodes[n.name]
+    own = dtype(n)
     if row_of(n).cast and n.all_input_nodes and own is not None:
-        source = n.all_input_nodes[0]
-        returns = any(dtype(m) is own and not row_of(m).cast for m in _upstream(source))
-        scale = _scale_of(source) if own.itemsize == 1 else None
-        if _is_narrowing(source, own) and not returns and (scale is None or scale.op == "placeholder"):
-            return _Cast("scale" if scale else "forward", source, own, scale)
-    elif node.in_place and own is not None and any(_is_narrowing(x, own) for x in n.all_input_nodes):
+        return _explicit_cast(n, own)
+    if node.in_place and own is not None and any(_is_narrowing(source, own) for source in n.all_input_nodes):
         return _Cast("forward", None, own)
-    elif node.region is not None and node.region.enabled and row_of(n).autocast == "lower":
-        to = getattr(torch, node.region.dtype)
-        narrowed = (x for x in n.all_input_nodes if _is_narrowing(x, to))
-        upcast = (x for x in narrowed if any(row_of(m).cast and dtype(m) is torch.float32 for m in _upstream(x)))
-        return next((_Cast("autocast", x, to) for x in upcast), None)
+    if node.region is not None and node.region.enabled and row_of(n).autocast == "lower":
+        return _autocast_of_upcast(n, getattr(torch, node.region.dtype))
+    return None
+
+
+def _explicit_cast(n: fx.Node, to: torch.dtype) -> _Cast | None:
+    """A narrowing cast that the model's code asks for. To 8 bits, only with a scale that is a weight, or without one: a
+    computed scale shows that the cast is on purpose."""
+    source = n.all_input_nodes[0]
+    if not _is_narrowing(source, to):
+        return None
+    returns = any(dtype(upstream) is to and not row_of(upstream).cast for upstream in _upstream(source))
+    if returns:
+        return None
+    scale = _scale_of(source) if to.itemsize == 1 else None
+    if scale is None:
+        return _Cast("forward", source, to)
+    if scale.op != "placeholder":
+        return None
+    return _Cast("scale", source, to, scale)
+
+
+def _autocast_of_upcast(n: fx.Node, to: torch.dtype) -> _Cast | None:
+    """The cast by which an autocast region undoes an upcast to FP32."""
+    for source in n.all_input_nodes:
+        if not _is_narrowing(source, to):
+            continue
+        if any(row_of(upstream).cast and dtype(upstream) is torch.float32 for upstream in _upstream(source)):
+            return _Cast("autocast", source, to)
     return None
 
 

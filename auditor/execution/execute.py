@@ -117,13 +117,16 @@ def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
     """
     if isinstance(decided, torch.Tensor):
         return decided
-    result, given = RECORDED.compute(n, value_of), arguments_with_defaults(n)
+    result = RECORDED.compute(n, value_of)
+    dim = arguments_with_defaults(n).get("dim")
     indices = next((x for x in decided if not is_number(x)), None)
-    if indices is not None and len(decided) == 2 and isinstance(given.get("dim"), int):
-        read, dim = value_of(n.all_input_nodes[0]), given["dim"]
-        kept = indices.dim() == read.dim()
-        picked = read.gather(dim, indices if kept else indices.unsqueeze(dim))
-        result = (picked if kept else picked.squeeze(dim), indices)
+    if indices is not None and len(decided) == 2 and isinstance(dim, int):
+        read = value_of(n.all_input_nodes[0])
+        if indices.dim() == read.dim():
+            picked = read.gather(dim, indices)
+        else:  # the operation removes the dimension
+            picked = read.gather(dim, indices.unsqueeze(dim)).squeeze(dim)
+        result = (picked, indices)
     return tuple(now if is_number(then) else then for now, then in zip(result, decided, strict=True))
 
 
@@ -165,18 +168,19 @@ class Executor(fx.Interpreter):
 
     def steps(self, *inputs: Any) -> Iterator[tuple[fx.Node, Any]]:
         """Run one node at a time and yield its result. A result is freed once its last reader has run."""
-        self.env, before = dict[fx.Node, Any](), self.before or Replay({}, self.semantics)
-        handed = dict(zip(self.graph.find_nodes(op="placeholder"), inputs, strict=True))
-        known, again = before.values, {*before.stale, *self.semantics.differing_nodes(before.semantics)}
-        names = self._by_name.keys()
-        due = {*(names - known.keys()), *(names & again), self.graph.output_node().name}
-        pending = [self._by_name[name] for name in due]
+        self.env = dict[fx.Node, Any]()
+        before = self.before or Replay({}, self.semantics)
+        given = dict(zip(self.graph.find_nodes(op="placeholder"), inputs, strict=True))
+        pending = self._nodes_to_run(before)
         heapify(pending)
         queued = {*pending}
         while pending:
-            self.at = n = heappop(pending)
-            result = self.semantics.placeholder_value(n, handed[n]) if n.op == "placeholder" else self.run_node(n)
-            if not (n.name in known and self.semantics.same(result, known[n.name])):
+            n = heappop(pending)
+            self.at = n
+            is_input = n.op == "placeholder"
+            result = self.semantics.placeholder_value(n, given[n]) if is_input else self.run_node(n)
+            is_same = n.name in before.values and self.semantics.same(result, before.values[n.name])
+            if not is_same:
                 self.env[n] = result
                 for reader in n.users.keys() - queued:
                     heappush(pending, reader)
@@ -184,6 +188,13 @@ class Executor(fx.Interpreter):
             yield n, result
             for source in self.user_to_last_uses.get(n, ()):
                 self.env.pop(source, None)
+
+    def _nodes_to_run(self, before: Replay) -> list[fx.Node]:
+        """The nodes that must run whatever their inputs: those without a result, those that changed, and the output."""
+        names = self._by_name.keys()
+        changed = {*before.stale, *self.semantics.differing_nodes(before.semantics)}
+        due = {*(names - before.values.keys()), *(names & changed), self.graph.output_node().name}
+        return [self._by_name[name] for name in due]
 
     @cached_property
     def _by_name(self) -> Mapping[str, fx.Node]:

@@ -48,11 +48,14 @@ class PrecisionChoice:
 
 def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
     """The choice of `format` everywhere, except for modules and functions in `high`: these run in or return FP32."""
-    keep, fp32_output = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
+    keep = dict[str, frozenset[str]]()
+    fp32_output = dict[str, frozenset[str]]()
     for owner, name in filter(None, map(of_function, high)):
-        if owner not in high:
-            kind, name = (fp32_output if name.endswith(FP32_OUTPUT) else keep), name.removesuffix(FP32_OUTPUT)
-            kind[owner] = kind.get(owner, frozenset()) | {name}
+        if owner in high:
+            continue
+        function = name.removesuffix(FP32_OUTPUT)
+        functions = fp32_output if name.endswith(FP32_OUTPUT) else keep
+        functions[owner] = functions.get(owner, frozenset()) | {function}
     return PrecisionChoice(lambda path: "fp32" if path in high else format, keep, fp32_output)
 
 
@@ -212,26 +215,40 @@ class Policy(Semantics):
         format: str,
         layout: Layout | None = None,
     ) -> None:
-        self.capture, self.how, self.format = capture, strategy_of(strategy), format
+        self.capture = capture
+        self.how = strategy_of(strategy)
+        self.format = format
         self.layout = layout or Layout(capture, self.how)
-        of_functions = precision_of if isinstance(precision_of, PrecisionChoice) else PrecisionChoice(precision_of)
-        self._keep, self._fp32_output = of_functions.keep, of_functions.fp32_output
-        owners, self._assigned = self.layout.owners, dict[str, str]()
-        for owner in owners:
-            self._assigned[owner] = of_functions.precision(owner)
-        for owner in capture.aliases.keys() & self._assigned.keys():  # a shared module is FP32 if any of its paths is
-            paths = [nearest(path, frozenset(owners)) or "" for path in capture.aliases[owner]]
-            if any(of_functions.precision(path) == "fp32" for path in paths):
-                self._assigned[owner] = "fp32"
+        choice = precision_of if isinstance(precision_of, PrecisionChoice) else PrecisionChoice(precision_of)
+        self._keep = choice.keep
+        self._fp32_output = choice.fp32_output
+        self._assigned = self._assign(choice)
         self.wrapped = self._boundaries()
         self._keeping = {path: boundary.keep for path, boundary in self.wrapped.items() if boundary.keep}
-        low = {owner for owner, precision in self._assigned.items() if precision != "fp32"}
-        self.stored = {
-            place.name: format if deciding and low.issuperset(deciding) else "fp32"
-            for place, deciding in self.layout.stored_placeholders
-            if place.kind != "constant" or format in place.made_in
-        }
+        self.stored = self._stored_formats()
         self._enclosing: dict[str, tuple[Call, ...]] = {}
+
+    def _assign(self, choice: PrecisionChoice) -> dict[str, str]:
+        """{owner: its precision}. A shared module is FP32 if any of its paths is."""
+        owners = self.layout.owners
+        assigned = {owner: choice.precision(owner) for owner in owners}
+        aliases = self.capture.aliases
+        for owner in aliases.keys() & assigned.keys():
+            paths = [nearest(path, frozenset(owners)) or "" for path in aliases[owner]]
+            if any(choice.precision(path) == "fp32" for path in paths):
+                assigned[owner] = "fp32"
+        return assigned
+
+    def _stored_formats(self) -> dict[str, str]:
+        """{placeholder of a stored tensor: its format}: low only if all its owners are."""
+        low = {owner for owner, precision in self._assigned.items() if precision != "fp32"}
+        stored = dict[str, str]()
+        for place, deciding in self.layout.stored_placeholders:
+            if place.kind == "constant" and self.format not in place.made_in:
+                continue
+            is_low = bool(deciding) and low.issuperset(deciding)
+            stored[place.name] = self.format if is_low else "fp32"
+        return stored
 
     @classmethod
     def wide(cls, capture: Capture) -> Policy:
@@ -316,17 +333,21 @@ class Policy(Semantics):
         """
         if source not in self.capture.nodes and source not in self.layout.inputs:
             return ("fp32",) if self.keeps(reader) else ()
-        left, entered = self.enclosing_calls(source), self.enclosing_calls(reader)
+        left = self.enclosing_calls(source)
+        entered = self.enclosing_calls(reader)
         if left == entered:
             return ()
-        shared = 0
+        shared = 0  # number of calls that enclose both
         while shared < min(len(left), len(entered)) and left[shared] == entered[shared]:
             shared += 1
-        by = {"", *self.capture.nodes[source].returned} if left else set[str]()
-        passed = [i for i in range(shared, len(left)) if left[i].key in by or left[i].path == KEPT]
-        exits = [self._exit(left, index) for index in reversed(passed)]
-        entries = ["fp32" if call.path == KEPT else self.wrapped[call.path].entry for call in entered[shared:]]
-        return tuple(step for step in (*exits, *entries) if step is not None)
+        returning = {"", *self.capture.nodes[source].returned} if left else set[str]()
+        steps = list[str | None]()
+        for index in reversed(range(shared, len(left))):
+            if left[index].key in returning or left[index].path == KEPT:
+                steps.append(self._exit(left, index))
+        for call in entered[shared:]:
+            steps.append("fp32" if call.path == KEPT else self.wrapped[call.path].entry)
+        return tuple(step for step in steps if step is not None)
 
     def _exit(self, calls: tuple[Call, ...], index: int) -> str | None:
         path = calls[index].path
@@ -398,10 +419,14 @@ class Policy(Semantics):
         """Names of nodes affected by modules that the policies wrap differently, and of placeholders that they store
         differently. If strategy or format differs, all names."""
         assert isinstance(then, Policy)
-        if (self.how, self.format, not self._keeping) != (then.how, then.format, not then._keeping):
+        is_alike = self.how == then.how and self.format == then.format
+        if not is_alike or (not self._keeping) != (not then._keeping):
             return {n.name for n in self.capture.graph_module.graph.nodes}
-        names, now, before = set[str](), self.wrapped, then.wrapped
-        for path in now.keys() | before.keys():
-            if now.get(path) != before.get(path):
+        names = set[str]()
+        for path in self.wrapped.keys() | then.wrapped.keys():
+            if self.wrapped.get(path) != then.wrapped.get(path):
                 names |= self.layout.around.get(path, frozenset())
-        return names | {name for name, precision in self.stored.items() if then.stored.get(name) != precision}
+        for name, precision in self.stored.items():
+            if then.stored.get(name) != precision:
+                names.add(name)
+        return names

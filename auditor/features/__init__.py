@@ -18,6 +18,7 @@ FEATURES = (
     "generation",
     "score",
     "timing",
+    "cpu",
     "repeats",
     "ledger",
     "rehearsal",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..numerics.devices import NATIVE, is_native
+from ..numerics.devices import NATIVE, is_gpu
 from .tensors import plain_torch
 
 _MATMUL, _DETERMINISTIC = "float32_matmul_precision", "deterministic_algorithms"
@@ -120,7 +120,7 @@ def ieee() -> AbstractContextManager[None]:
 
 def loose(found: Flags, device: str) -> tuple[str, ...]:
     """Formats that the flags `found` allow in place of FP32 on a device, such as `tf32`; () if FP32 is IEEE FP32."""
-    precisions = [found.get(name) for name in (ON_A_GPU if is_native(device) else ON_A_CPU)]
+    precisions = [found.get(name) for name in (ON_A_GPU if is_gpu(device) else ON_A_CPU)]
     return tuple(dict.fromkeys(one for one in precisions if one not in (None, "none", "ieee")))
 
 

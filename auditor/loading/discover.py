@@ -213,36 +213,57 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
     """The name of the model in the module, by the first convention that matches."""
     for name in ("audit_spec", *FACTORIES):  # defined in the file, or imported and callable without arguments
         value = getattr(module, name, None)
-        own = getattr(value, "__module__", None) == module.__name__
-        if callable(value) and not isinstance(value, nn.Module) and (own or not required_arguments(value)):
+        if not callable(value) or isinstance(value, nn.Module):
+            continue
+        is_own = getattr(value, "__module__", None) == module.__name__
+        if is_own or not required_arguments(value):
             return name
     if _is_model_class(getattr(module, "Model", None)) and hasattr(module, "get_init_inputs"):
         return "Model"
     if isinstance(getattr(module, "model", None), nn.Module):
         return "model"
-    classes = {n: c for n, c in vars(module).items() if _is_model_class(c) and c.__module__ == module.__name__}
+    classes = dict[str, Any]()
+    for name, value in vars(module).items():
+        if _is_model_class(value) and value.__module__ == module.__name__:
+            classes[name] = value
     if not classes:
-        hint = (
-            "define get_model(), `model`, or an nn.Module class without required arguments, or name "
-            "the symbol, as in model.py:Net"
-        )
-        if imported := _imported_classes(module):
-            hint = (
-                f"it imports {' and '.join(imported)}: name one, as in {target.text.partition(' -- ')[0]}:{imported[0]}"
-            )
-        raise LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
+        raise _no_model(module, target)
     outermost = _outermost(module, classes)
     constructible = [name for name in outermost if not required_arguments(classes[name])]
     names = constructible or outermost
-    if len(constructible) > 1:  # prefer classes that no other model contains or derives from
-        built = {name: _build(classes[name], target, name, seed) for name in names}
-        parts = {name: {type(part) for part in model.modules()} for name, model in built.items()}
-        kinds = {name: set[type]().union(*(parts[other] for other in names if other != name)) for name in names}
-        names = [n for n in names if not any(issubclass(kind, classes[n]) for kind in kinds[n])] or names
+    if len(constructible) > 1:
+        names = _not_parts_of_others(constructible, classes, target, seed)
     if len(names) > 1:
         options = " or ".join(f"{target.label}:{name}" for name in names)
         raise LoadError(f"{target.label} defines several models: name one, {options}", slug="ambiguous-model")
     return names[0]
+
+
+def _no_model(module: ModuleType, target: Target) -> LoadError:
+    """The error for a file that defines no model."""
+    hint = (
+        "define get_model(), `model`, or an nn.Module class without required arguments, or name "
+        "the symbol, as in model.py:Net"
+    )
+    imported = _imported_classes(module)
+    if imported:
+        file = target.text.partition(" -- ")[0]
+        hint = f"it imports {' and '.join(imported)}: name one, as in {file}:{imported[0]}"
+    return LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
+
+
+def _not_parts_of_others(names: list[str], classes: Mapping[str, Any], target: Target, seed: int) -> list[str]:
+    """The classes that no other model contains or derives from; all if there is none."""
+    parts = dict[str, set[type]]()  # {class: types of the modules of its instance}
+    for name in names:
+        model = _build(classes[name], target, name, seed)
+        parts[name] = {type(part) for part in model.modules()}
+    independent = list[str]()
+    for name in names:
+        of_others = set[type]().union(*(parts[other] for other in names if other != name))
+        if not any(issubclass(kind, classes[name]) for kind in of_others):
+            independent.append(name)
+    return independent or names
 
 
 def _imported_classes(module: ModuleType) -> list[str]:

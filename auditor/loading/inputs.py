@@ -91,33 +91,17 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     Raises: LoadError(slug="missing-inputs" | "bad-inputs" | "missing-weights" | "bad-weights" | "inputs-raise");
     for a Python file also the errors of `parse` and `import_target`.
     """
-    shapes, source, path = [_SHAPE.fullmatch(part) for part in text.split()], f"--inputs {text}", Path(text)
-    if shapes and all(shapes):
+    source = f"--inputs {text}"
+    matches = [_SHAPE.fullmatch(part) for part in text.split()]
+    shapes = [match for match in matches if match]
+    if shapes and len(shapes) == len(matches):
         reseed(seed)
-        return Inputs((_from_shapes(text, [match for match in shapes if match], model),), source, synthetic=True)
-    if ".py" not in text and ":" not in text and path.suffix not in SUFFIXES:
-        raise LoadError(f"cannot read --inputs {text[:200]!r}: {GRAMMAR}", slug="bad-inputs")
+        return Inputs((_from_shapes(text, shapes, model),), source, synthetic=True)
+    path = Path(text)
     if path.suffix in SUFFIXES:
-        if not path.is_file():
-            raise LoadError(f"the inputs file {path} does not exist: check --inputs", slug="missing-inputs")
-        with convert_errors(slug="bad-weights"):
-            if path.suffix in (LINES, ROWS):
-                value: Any = tokenize(model, read_texts(path))
-                return Inputs(as_batches(value, path.name), source)
-            if path.suffix == ".npz":
-                try:
-                    with np.load(path, allow_pickle=False) as arrays:
-                        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-                except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
-                    said = f"{path.name} cannot be read ({error}): write plain arrays with np.savez"
-                    raise LoadError(said, slug="bad-inputs") from error
-                # float64, NumPy's default, becomes float32
-                value = {name: x.float() if x.dtype == torch.float64 else x for name, x in tensors.items()}
-            else:
-                value = read_tensors(path)
-        if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
-            return Inputs((bind_named(model, value, path.name),), source)
-        return Inputs(as_batches(value, path.name), source)
+        return Inputs(_batches_in_file(path, model), source)
+    if ".py" not in text and ":" not in text:
+        raise LoadError(f"cannot read --inputs {text[:200]!r}: {GRAMMAR}", slug="bad-inputs")
     target = parse(text)
     target = replace(target, symbol=target.symbol or "get_inputs")
     with user_code(target, seed):
@@ -125,6 +109,30 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
         what = f"{target.symbol}() in {target.label}"
         value = call(function, what, "inputs-raise") if callable(function) else function
         return Inputs(as_batches(tokenize(model, value), what), source)
+
+
+def _batches_in_file(path: Path, model: nn.Module) -> tuple[Batch, ...]:
+    """The batches in a file of texts, tensors or arrays; a dict of tensors is one batch of named arguments."""
+    if not path.is_file():
+        raise LoadError(f"the inputs file {path} does not exist: check --inputs", slug="missing-inputs")
+    with convert_errors(slug="bad-weights"):
+        if path.suffix in (LINES, ROWS):
+            return as_batches(tokenize(model, read_texts(path)), path.name)
+        value: Any = _read_arrays(path) if path.suffix == ".npz" else read_tensors(path)
+    if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
+        return (bind_named(model, value, path.name),)
+    return as_batches(value, path.name)
+
+
+def _read_arrays(path: Path) -> dict[str, Tensor]:
+    """The arrays of a file of NumPy; float64, NumPy's default, becomes float32."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+        message = f"{path.name} cannot be read ({error}): write plain arrays with np.savez"
+        raise LoadError(message, slug="bad-inputs") from error
+    return {name: x.float() if x.dtype == torch.float64 else x for name, x in tensors.items()}
 
 
 def named_inputs(value: Any, what: str, model: nn.Module) -> tuple[Batch, ...]:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import AuditorError, describe, device_failed, let_through
 from ..isolation.run_model import run_model
-from ..numerics.devices import CPU, NATIVE, is_native, is_spread
+from ..numerics.devices import CPU, NATIVE, is_gpu, is_spread, type_of
 from ..numerics.entries import over_tensors
 from ..records import Subject
 
@@ -32,7 +32,8 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     Raises: AuditorError(slug="no-copy") if the model, or its loss, cannot be copied, or does not run on the device.
     """
     here = devices_of(subject.model)
-    if is_spread(device) or here <= {device} or (not is_native(device) and not here):
+    there = {device} if is_gpu(device) else {CPU}
+    if is_spread(device) or here <= there or (not is_gpu(device) and not here):
         return subject
     refused: Exception | None = None
     for candidate in move_subject(subject, device):
@@ -47,7 +48,7 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     raise AuditorError(
         f"{subject.name} runs on {', '.join(sorted(here)) or CPU} and not on {device} "
         f"({describe(refused)}): audit the model "
-        f"{'where it is, with device=auto' if any(map(is_native, here)) else 'with device=cpu'}",
+        f"{'where it is, with device=auto' if any(map(is_gpu, here)) else 'with device=cpu'}",
         slug="no-copy",
     ) from refused
 
@@ -99,7 +100,7 @@ def copy_to_device(value: T, device: str, memo: dict[int, Any] | None = None) ->
     except Exception as error:
         let_through(error)
         raise AuditorError(
-            f"cannot copy {type(value).__name__} to the GPU ({describe(error)}): audit the model with device='cpu'",
+            f"cannot copy {type(value).__name__} to {type_of(device)} ({describe(error)}): audit the model with device='cpu'",
             slug="no-copy",
         ) from error
 

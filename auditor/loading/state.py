@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -179,17 +179,31 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
         content = read_checkpoint(path)
     with convert_errors(slug="weights-mismatch"):
         state = load_state(model, content, path.name)
-    own, file, notes = model.state_dict(), path.name, list[str]()
-    both = [(value, own[name]) for name, value in state.items() if isinstance(value, Tensor) and name in own]
-    for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
-        if given is not held:
-            kept = "no value changed" if torch.promote_types(given, held) is held else "the values were rounded"
-            notes.append(f"{file} stores weights in {dtype_name(given)}, the model in {dtype_name(held)}: {kept}")
+    own = model.state_dict()
+    notes = _notes_on_dtypes(state, own, path.name)
     loaded = {id(value) for value in state.values()}
-    if beside := [name for name, value in content.items() if id(value) not in loaded]:
-        notes.append(f"{file} also contains {few(beside)}, which the model lacks: ignored")
-    if lacking := [name for name in own if is_extra(name) and name not in state]:
-        notes.append(f"{file} lacks {few(lacking)}: they keep their initial values")
+    beside = [name for name, value in content.items() if id(value) not in loaded]
+    if beside:
+        notes.append(f"{path.name} also contains {few(beside)}, which the model lacks: ignored")
+    lacking = [name for name in own if is_extra(name) and name not in state]
+    if lacking:
+        notes.append(f"{path.name} lacks {few(lacking)}: they keep their initial values")
+    return notes
+
+
+def _notes_on_dtypes(state: Mapping[str, Any], own: Mapping[str, Tensor], file: str) -> list[str]:
+    """A note on each pair of different dtypes in a file and in the model."""
+    pairs = dict[tuple[torch.dtype, torch.dtype], None]()
+    for name, value in state.items():
+        if isinstance(value, Tensor) and name in own and value.is_floating_point():
+            pairs[value.dtype, own[name].dtype] = None
+    notes = list[str]()
+    for stored, loaded in pairs:
+        if stored is loaded:
+            continue
+        is_exact = torch.promote_types(stored, loaded) is loaded
+        effect = "no value changed" if is_exact else "the values were rounded"
+        notes.append(f"{file} stores weights in {dtype_name(stored)}, the model in {dtype_name(loaded)}: {effect}")
     return notes
 
 

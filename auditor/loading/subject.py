@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..isolation.run_model import run_model
 from ..numerics.entries import entries, is_number, tensors_in
-from ..records import Batch, Subject
+from ..records import Batch, Origin, Subject
 from . import inputs, state
 from .discover import BuiltModel, discover
 from .doors import build, needed_packages
@@ -185,12 +185,14 @@ def _load(
 ) -> Subject:
     with watch_weights(_load.__code__) as watch:
         module = ModuleType(target.module) if target.hub else import_target(target)
-        read = "read" in watch.seen
+        read_on_import = "read" in watch.seen
         watch.seen.discard("read")
         result = build(target, seed, inputs_text) if target.hub else discover(module, target, seed)
         seen = frozenset(watch.seen)
         model, notes = _unwrap(result.model)
-        notes += (*result.notes, *(() if weights_text else result.checkpoint))
+        notes += result.notes
+        if not weights_text:
+            notes += result.checkpoint
         _reject_unfit(model, lazy=True)
         if weights_text:
             notes += tuple(state.load_into(model, Path(weights_text)))
@@ -200,33 +202,27 @@ def _load(
     switch(model, training=False)
     with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, result, model, inputs_text, seed)
-    unread = filter(inputs.LIKE_INPUTS.match, vars(module) if given.synthetic and not inputs_text else ())
     notes += given.notes
-    notes += tuple(f"{target.label} defines {name}, which is not read: rename it to get_inputs" for name in unread)
+    if given.synthetic and not inputs_text:
+        for name in filter(inputs.LIKE_INPUTS.match, vars(module)):
+            notes += (f"{target.label} defines {name}, which is not read: rename it to get_inputs",)
     materialise(model, inputs.without_labels(model, given.batches)[0][0], seed)
+    has_loaded = _has_read_weights(result.origin, seen, read_on_import) or bool(seen & {"restored", "trained"})
+    has_weights = has_loaded or not list(model.parameters())
     origin = result.origin
-    # a file may contain inputs: count only files that are read while the model is built
-    read = {"instance": read, "spec": False}.get(origin.kind if origin else "", "read" in seen)
-    loaded = read or bool(seen & {"restored", "trained"})
-    source = f"random initialization, seed {seed}"
-    if weights_text:
-        source = f"--weights {weights_text}"
-        origin = replace(origin, weights=str(Path(weights_text).resolve())) if origin else None
-    elif origin and (loaded or not list(model.parameters())):
-        source = f"{'trained' if 'trained' in seen else 'loaded'} by {origin.symbol}"
-        if origin.kind == "program":
-            source = f"stored in {Path(str(origin.folder)).name}"
+    if weights_text and origin:
+        origin = replace(origin, weights=str(Path(weights_text).resolve()))
     subject = Subject(
         model=model,
         batches=given.batches,
         name=str(result.spec.get("name", target.name)),
         target=target.text,
         inputs_source=given.source,
-        weights_source=source,
+        weights_source=_weights_source(result.origin, weights_text, seen, seed, has_weights),
         held_out=held_out,
         origin=origin,
         synthetic_inputs=given.synthetic,
-        random_weights=not (weights_text or loaded or not list(model.parameters())),
+        random_weights=not (weights_text or has_weights),
         warnings=notes,
         stored_low={} if weights_text else result.stored_low,
         stored=stored,
@@ -235,6 +231,29 @@ def _load(
     if objective is not None:  # takes the labels that its loss needs
         subject = objective(module, result.spec, subject)
     return _without_labels(subject)
+
+
+def _has_read_weights(origin: Origin | None, seen: Collection[str], read_on_import: bool) -> bool:
+    """Whether the model's weights may come from a file. A file may contain inputs: only files that are read while the
+    model is built count. seen: events while the model was built."""
+    kind = origin.kind if origin else ""
+    if kind == "instance":  # built on import
+        return read_on_import
+    return kind != "spec" and "read" in seen
+
+
+def _weights_source(
+    origin: Origin | None, weights_text: str | None, seen: Collection[str], seed: int, has_weights: bool
+) -> str:
+    """Where the weights come from, in words."""
+    if weights_text:
+        return f"--weights {weights_text}"
+    if origin is None or not has_weights:
+        return f"random initialization, seed {seed}"
+    if origin.kind == "program":
+        return f"stored in {Path(str(origin.folder)).name}"
+    how = "trained" if "trained" in seen else "loaded"
+    return f"{how} by {origin.symbol}"
 
 
 def _without_labels(subject: Subject) -> Subject:

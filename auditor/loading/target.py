@@ -108,42 +108,63 @@ def parse(text: str) -> Target:
         except ValueError as error:
             raise LoadError(f"cannot read the arguments in {text!r}: {error}", slug="bad-target") from error
     hub, colon, name = text.partition(":")
-    args, kwargs = tuple[Any, ...](), dict[str, Any]()
     if colon and hub in ("timm", "hf"):
-        if hub == "timm" and name.endswith(")"):
-            name, bracket, inside = name.partition("(")
-            _, args, kwargs = _split_call(f"create_model{bracket}{inside}")
-            if _has_names((args, kwargs)):
-                said = "there is no file whose names they could be: write plain numbers, strings, lists or dicts"
-                raise LoadError(f"cannot read the arguments in {text!r}: {said}", slug="bad-target")
-        if not name.strip():
-            raise LoadError(f"{text!r} names no model: write timm:resnet18 or hf:path/to/directory", slug="bad-target")
-        module = "timm" if hub == "timm" else "transformers"
-        folder, _, method = name.rpartition(":")
-        if hub == "hf" and folder and method.isidentifier():
-            return Target(text, None, module, method, (folder,), {}, hub)
-        return Target(text, None, module, None, (name, *args), kwargs, hub)
+        return _parse_hub(text, hub, name)
     if Path(text).suffix == PROGRAM:
         if not Path(text).is_file():
             raise LoadError(f"{text} does not exist: check the path (from {Path.cwd()})", slug="missing-target")
         return Target(text, None, "torch", None, (text,), {}, "program")
+    where = text
+    symbol = None
     match = _SYMBOL.fullmatch(text)
-    where, symbol = (match["where"], match["symbol"]) if match else (text, None)
-    called, args, kwargs = _split_call(symbol) if symbol else (None, (), {})
+    if match:
+        where = match["where"]
+        symbol = match["symbol"]
+    called: str | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if symbol:
+        called, args, kwargs = _split_call(symbol)
     try:
         if where.endswith(".py") or Path(where).exists() or "/" in where or "\\" in where:
             path = _existing_file(Path(where))
             return Target(text, path, _module_name(path), called, args, kwargs)
     except OSError as error:
-        said = f"{text[:100]!r} ... is not a valid path ({error.strerror})"
-        raise LoadError(f"{said}: write path/to/model.py[:symbol]", "bad-target") from error
-    if not all(part.isidentifier() for part in where.split(".")):
-        hint = "write path/to/model.py[:symbol]"
-        script, _, arguments = text.partition(" ")
-        if arguments.startswith("-"):
-            hint = f'the arguments of a script stand after " -- ": write "{script} -- {arguments}"'
-        raise LoadError(f"{text!r} is neither a file nor a module name: {hint}", "bad-target")
+        message = f"{text[:100]!r} ... is not a valid path ({error.strerror})"
+        raise LoadError(f"{message}: write path/to/model.py[:symbol]", "bad-target") from error
+    _require_module_name(text, where)
     return Target(text, None, where, called, args, kwargs)
+
+
+def _parse_hub(text: str, hub: str, name: str) -> Target:
+    """Parse what follows `timm:` or `hf:`. Raises: LoadError(slug="bad-target")."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if hub == "timm" and name.endswith(")"):
+        name, bracket, inside = name.partition("(")
+        _, args, kwargs = _split_call(f"create_model{bracket}{inside}")
+        if _has_names((args, kwargs)):
+            message = "there is no file whose names they could be: write plain numbers, strings, lists or dicts"
+            raise LoadError(f"cannot read the arguments in {text!r}: {message}", slug="bad-target")
+    if not name.strip():
+        raise LoadError(f"{text!r} names no model: write timm:resnet18 or hf:path/to/directory", slug="bad-target")
+    if hub == "timm":
+        return Target(text, None, "timm", None, (name, *args), kwargs, hub)
+    folder, _, method = name.rpartition(":")
+    if folder and method.isidentifier():
+        return Target(text, None, "transformers", method, (folder,), {}, hub)
+    return Target(text, None, "transformers", None, (name, *args), kwargs, hub)
+
+
+def _require_module_name(text: str, where: str) -> None:
+    """Raises: LoadError(slug="bad-target") if `where` cannot name a module. text: the whole target."""
+    if all(part.isidentifier() for part in where.split(".")):
+        return
+    hint = "write path/to/model.py[:symbol]"
+    script, _, arguments = text.partition(" ")
+    if arguments.startswith("-"):
+        hint = f'the arguments of a script stand after " -- ": write "{script} -- {arguments}"'
+    raise LoadError(f"{text!r} is neither a file nor a module name: {hint}", "bad-target")
 
 
 USAGE_ERROR = 2

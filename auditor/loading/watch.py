@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import call
@@ -80,18 +80,19 @@ class Watch:
     def compare(self, own: Mapping[str, Tensor], given: Mapping[str, Any], place: Place | None, now: bool) -> None:
         """Compare tensors of the model with the entries of the checkpoint that they were loaded from. now: whether the
         tensors were just loaded, before any conversion."""
-        rows = sorted(FORMATS.values(), key=lambda row: -row.mantissa)
         for name, x in own.items():
             y = given.get(name)
-            if not isinstance(y, Tensor) or not _is_comparable(x) or not _is_comparable(y) or x.shape != y.shape:
+            if not isinstance(y, Tensor) or x.shape != y.shape:
                 continue
-            dtype, at = self.checkpoint.get(x, (y.dtype, place))
-            self.checkpoint[x] = max(dtype, y.dtype, key=significant_bits), at
-            dtypes = (row.dtype for row in rows if row.dtype and row.mantissa < significant_bits(y.dtype))
-            after = next((dtype for dtype in dtypes if _is_equal(y, x, dtype)), y.dtype)  # the dtype that gives `x`
-            asked = not now and x in self.converted and self.converted[x].after is after
-            if after is not y.dtype and x not in self.rounded and not asked:
-                self.rounded[x] = Event(at, y.dtype, after, loss_of(y, x.to(y.device)))
+            if not _is_comparable(x) or not _is_comparable(y):
+                continue
+            dtype, read_at = self.checkpoint.get(x, (y.dtype, place))
+            widest = max(dtype, y.dtype, key=significant_bits)
+            self.checkpoint[x] = (widest, read_at)
+            after = _rounded_to(y, x)
+            is_asked = not now and x in self.converted and self.converted[x].after is after
+            if after is not y.dtype and x not in self.rounded and not is_asked:
+                self.rounded[x] = Event(read_at, y.dtype, after, loss_of(y, x.to(y.device)))
 
     def read_files(self, model: nn.Module) -> None:
         """Compare the model's tensors with the files that were read, to detect rounding on loading."""
@@ -259,6 +260,26 @@ def ledger_of(model: nn.Module, watch: Watch) -> tuple[tuple[LedgerRow, ...], tu
     return tuple(rows), tuple(casts)
 
 
+def _rounded_to(stored: Tensor, loaded: Tensor) -> torch.dtype:
+    """The dtype with the most significant bits to which a stored tensor was rounded, if it was; else its own dtype."""
+    rows = sorted(FORMATS.values(), key=lambda row: -row.mantissa)
+    for row in rows:
+        is_narrower = row.mantissa < significant_bits(stored.dtype)
+        if row.dtype and is_narrower and _is_equal(stored, loaded, row.dtype):
+            return row.dtype
+    return stored.dtype
+
+
+def _parts_kept_in_fp32(model: nn.Module, dtypes: Collection[torch.dtype]) -> set[str]:
+    """Parts of module paths that the author keeps in FP32, if the model has weights of the dtypes that this is about."""
+    listed = set[str]()
+    for key, kept_dtypes in KEEP_LISTS.items():
+        if any(dtype in kept_dtypes for dtype in dtypes):
+            parts = vars(model).get(key) or getattr(type(model), key, None)
+            listed.update(parts or ())
+    return listed
+
+
 class _Weights:
     """Parameters and buffers of a model, and the dtypes that the author's code and the checkpoint chose for them.
 
@@ -272,11 +293,12 @@ class _Weights:
         self.names = dict[Tensor, list[str]]()
         for name, x in named_tensors(model):
             self.names.setdefault(x, []).append(name)
-        listed = set[str]()  # parts of module paths that the author keeps in FP32
-        for key, kept_dtypes in KEEP_LISTS.items():
-            if any(x.dtype in kept_dtypes for x in self.names):
-                listed.update(vars(model).get(key) or getattr(type(model), key, None) or ())
-        self.kept = {x for x, names in self.names.items() if listed.intersection(*(n.split(".") for n in names))}
+        listed = _parts_kept_in_fp32(model, {x.dtype for x in self.names})
+        self.kept = set[Tensor]()  # the weights of modules that the author keeps in FP32
+        for x, names in self.names.items():
+            parts = [name.split(".") for name in names]
+            if listed.intersection(*parts):  # by all names of the weight
+                self.kept.add(x)
         parameters = [x for x in self.names if isinstance(x, nn.Parameter)]
         dtypes = {x.dtype for x in parameters if x not in self.kept and significant_bits(x.dtype)}
         self.uniform = dtypes.pop() if len(dtypes) == 1 else None
@@ -296,7 +318,6 @@ class _Weights:
         Casts of all parameters of a one-dtype checkpoint, or of a module, are not yielded: the author asked for them.
         """
         watch = self.watch
-        owners = [self.modules[name.rpartition(".")[0]] for name in self.names[x]]
         may_be_one_of_all = isinstance(x, nn.Parameter) and x not in self.kept
         rounded = watch.rounded.get(x)
         converted = watch.converted.get(x)
@@ -307,7 +328,8 @@ class _Weights:
                 yield "loading", rounded
         elif converted is not None and converted.module is not None:
             is_current = x.dtype is converted.after
-            is_asked = may_be_one_of_all and is_current and {*owners}.issubset(modules_of(converted.module))
+            of_module = self._owners(x).issubset(modules_of(converted.module))
+            is_asked = may_be_one_of_all and is_current and of_module
             if not is_asked and converted.loss is not None and _is_equal(x, x, converted.after):
                 yield "conversion", converted
         elif created is not None and is_low(x.dtype):
@@ -315,9 +337,22 @@ class _Weights:
             by_default = created.place in watch.default.values()
             if not is_stored_so and (by_default or self.uniform is not x.dtype):
                 yield "creation", created
-        if "scale" in self.names[x][0].rpartition(".")[2] and x not in watch.checkpoint and created is not None:
-            # a scale of 1 that no checkpoint gave, beside 8-bit weights
-            dtypes = (y.dtype for _, y in named_tensors(owners[0]))
-            short = next((dtype for dtype in dtypes if dtype.itemsize == 1 and dtype is not torch.bool), None)
-            if short is not None and _is_comparable(x) and bool((x == 1).all()):
+        if created is not None and x not in watch.checkpoint:
+            short = self._scaled_dtype(x)
+            if short is not None:
                 yield "scale", created._replace(after=short)
+
+    def _owners(self, x: Tensor) -> set[nn.Module]:
+        """The modules that have a tensor."""
+        return {self.modules[name.rpartition(".")[0]] for name in self.names[x]}
+
+    def _scaled_dtype(self, x: Tensor) -> torch.dtype | None:
+        """The dtype of the 8-bit weights beside a scale whose entries are all 1; None for any other tensor."""
+        path, _, name = self.names[x][0].rpartition(".")
+        if "scale" not in name:
+            return None
+        dtypes = [tensor.dtype for _, tensor in named_tensors(self.modules[path])]
+        short = next((dtype for dtype in dtypes if dtype.itemsize == 1 and dtype is not torch.bool), None)
+        if short is None or not _is_comparable(x) or not bool((x == 1).all()):
+            return None
+        return short

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -118,61 +119,85 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     graph for another call.
     """
     probed = measurement.outputs if target is None else target.outputs
-    moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
-    outputs = [probed[i] for i in moving]
-    forms = [] if target is None else [target.forms[i] for i in moving]
-    batch = _common_length(outputs) if target is None or target.samples else None
+    moving = [index for index, x in enumerate(probed) if is_number(x) and x.requires_grad]
+    outputs = [probed[index] for index in moving]
+    forms = [] if target is None else [target.forms[index] for index in moving]
+    batch = None
+    if target is None or target.samples:
+        batch = _common_length(outputs)
     outputs = [entries(x) for x in outputs]
     outputs_norm = 1.0
     if target is None:
-        outputs_norm = math.hypot(*(float(finite(x.detach()).double().norm()) for x in outputs))
-
-    # Cheap passes all run, several at once; of expensive ones as few as suffice, one by one.
-    light = measurement.elements < LIGHT and _steps(measurement) < STEPS
-    count = 0
-    if outputs:
-        count = MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)
-    at_once = 1
-    if light:
-        fitting = STORED // max(measurement.elements, 1)
-        at_once = max(1, min(count, fitting))
-
+        norms = [float(finite(x.detach()).double().norm()) for x in outputs]
+        outputs_norm = math.hypot(*norms)
+    passes = _plan_passes(measurement, batch, has_outputs=bool(outputs))
     tied = frozenset[str]() if target is None else target.tied
-    estimates = Estimates(measurement, outputs_norm, at_once, tied)
+    estimates = Estimates(measurement, outputs_norm, passes.at_once, tied)
     views = lone_views(measurement)
-    sampled = _values_by_sample(measurement, batch)
-    hooks = {}
-    for place, shape in measurement.places.items():
-        if place.name not in views:
-            samples = batch if place.source in sampled else None
-            hooks[place] = _Hook(estimates, place, shape, samples)
-    measurement.listeners.update(hooks)
+    hooks = _hooks_of(estimates, views, batch)
+    measurement.listeners.update({hook.place: hook for hook in hooks})
     try:
-        drawn = probes(outputs, count, seed, forms)
-        for index in range(count):
-            if index and not light and estimates.scatter() <= ENOUGH:
+        drawn = probes(outputs, passes.most, seed, forms)
+        for index in range(passes.most):
+            is_repeated_dear = index > 0 and not passes.are_cheap
+            if is_repeated_dear and estimates.scatter() <= ENOUGH:
                 break  # before another probe is drawn
             probe = next(drawn)
             estimates.probe = index
             estimates.returned = {id(x): signs for x, signs in zip(outputs, probe.signs, strict=True)}
-            ends = _cheap_ends(measurement) if index and not light else None
+            ends = _cheap_ends(measurement) if is_repeated_dear else None
             beat()
-            is_last = index == count - 1
+            is_last = index == passes.most - 1
             torch.autograd.backward(probe.total, retain_graph=keep or not is_last, inputs=ends)
-        for hook in hooks.values():
+        for hook in hooks:
             hook.add()
     finally:
         measurement.listeners.clear()
+    _copy_to_views(estimates, views)
+    return estimates
 
-    # A view that alone reads a value has the value's gradients and rounding, and no hook of its own.
+
+class _Passes(NamedTuple):
+    """Backward passes of an estimate. most: how many may run. at_once: results of how many wait to be added together.
+    are_cheap: whether all run; of expensive ones as few as suffice run, one by one."""
+
+    most: int
+    at_once: int
+    are_cheap: bool
+
+
+def _plan_passes(measurement: Measurement, batch: int | None, *, has_outputs: bool) -> _Passes:
+    are_cheap = measurement.elements < LIGHT and _steps(measurement) < STEPS
+    most = 0
+    if has_outputs:
+        most = MAX_PROBES if are_cheap else FEW_PROBES.get(batch or 1, 2)
+    if not are_cheap:
+        return _Passes(most, 1, are_cheap)
+    fitting = STORED // max(measurement.elements, 1)
+    return _Passes(most, max(1, min(most, fitting)), are_cheap)
+
+
+def _hooks_of(estimates: Estimates, views: Container[str], batch: int | None) -> list[_Hook]:
+    """A hook on every value with a gradient, except views that alone read a value. batch: number of samples."""
+    measurement = estimates.measurement
+    sampled = _values_by_sample(measurement, batch)
+    hooks = list[_Hook]()
+    for place, shape in measurement.places.items():
+        if place.name not in views:
+            samples = batch if place.source in sampled else None
+            hooks.append(_Hook(estimates, place, shape, samples))
+    return hooks
+
+
+def _copy_to_views(estimates: Estimates, views: Mapping[str, str]) -> None:
+    """Give every view that alone reads a value the value's gradients and rounding, since it has no hook of its own."""
     for name, source in views.items():
         estimates.passes[name] = estimates.passes.get(source, set())
-        for fmt in measurement.formats:
+        for fmt in estimates.measurement.formats:
             same = estimates.sums.get((source, fmt, "cast"))
             if same is not None:
                 estimates.sums[name, fmt, "cast"] = same
                 estimates.sums[name, fmt, "isolated"] = same
-    return estimates
 
 
 def _common_length(outputs: Sequence[torch.Tensor]) -> int | None:
@@ -224,10 +249,14 @@ class _Hook:
     """Computes squared inner products of a value's gradients with the value's errors."""
 
     def __init__(self, estimates: Estimates, place: Place, shape: torch.Size, batch: int | None) -> None:
-        self.estimates, (self.name, self.source, self.index) = estimates, place
+        self.estimates = estimates
+        self.place = place
+        self.name, self.source, self.index = place
         self.traces = estimates.measurement.traces.get(self.name, {})
-        self.samples = batch if batch and shape and shape[0] % batch == 0 else 1
-        self.output = next(iter(estimates.measurement.live.get(self.name, [])[self.index :]), None)
+        has_samples = batch and shape and shape[0] % batch == 0
+        self.samples = batch if batch and has_samples else 1
+        tensors = estimates.measurement.live.get(self.name, [])
+        self.output = tensors[self.index] if self.index < len(tensors) else None
         self.waiting: list[torch.Tensor] = []
         self.returned: list[torch.Tensor] = []
 
@@ -243,13 +272,18 @@ class _Hook:
 
     def add(self) -> None:
         """Add the inner products of the waiting gradients to the estimates."""
-        value = tensors_in(self.estimates.measurement.values[self.source])[self.index].contiguous()
-        given = [x for x in (self.waiting, self.returned) if x and value.numel()]
-        self.waiting, self.returned = [], []
+        measurement = self.estimates.measurement
+        value = tensors_in(measurement.values[self.source])[self.index].contiguous()
+        batches = [gradients for gradients in (self.waiting, self.returned) if gradients and value.numel()]
+        self.waiting = []
+        self.returned = []
+        if not batches:
+            return
         with torch.no_grad():
-            stacked = [x[0][None] if len(x) == 1 else torch.stack(x) for x in given]  # a single tensor is not copied
-            result = [*self._products(value, *stacked)] if stacked else []
-            for (fmt, kinds, _), sums in zip(result, by_level([inner for *_, inner in result]), strict=True):
+            stacked = [_stack(gradients) for gradients in batches]
+            products = [*self._products(value, *stacked)]
+            sums_of_products = by_level([inner for _, _, inner in products])
+            for (fmt, kinds, _), sums in zip(products, sums_of_products, strict=True):
                 for kind in kinds:
                     self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(*sums)
 
@@ -258,23 +292,39 @@ class _Hook:
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
         """Yield (format, kinds of error with equal values, inner products of the gradients with this error)."""
         measurement = self.estimates.measurement
-        kinds = dict[str, tuple[str, ...]]()  # kinds of error that are only the rounding of the value
-        for fmt in measurement.formats:
-            trace = self.traces.get(fmt, Trace("rounding", "rounding"))
-            only = {"cast": returned is None, "isolated": trace.isolated == "rounding", "own": trace.own == "rounding"}
-            kinds[fmt] = tuple(kind for kind, rounds in only.items() if rounds)
-        roundings = [(gradients, {fmt: alike for fmt, alike in kinds.items() if alike})]
-        if returned is not None:  # operations that read an output in low precision round it
-            roundings.append((gradients - returned, dict.fromkeys(measurement.formats, ("cast",))))
-        for moved, kinds in roundings:
-            result = inner_products(moved, value, self.samples, [FORMATS[fmt] for fmt in kinds])
-            for (fmt, alike), inner in zip(kinds.items(), result, strict=True):
-                yield fmt, alike, inner
+        yield from self._products_of_roundings(value, gradients, returned)
         for fmt, trace in self.traces.items():
-            for kind, error in measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index):
+            errors = measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index)
+            for kind, error in errors:
                 yield fmt, (kind,), inner_products(gradients, error, self.samples)[0]
         for scheme, kind, error in measurement.quantized.errors(self.name):
             yield scheme, (kind,), inner_products(gradients, error, self.samples)[0]
+
+    def _products_of_roundings(
+        self, value: torch.Tensor, gradients: torch.Tensor, returned: torch.Tensor | None
+    ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
+        """Yield the items of `_products` whose error is only the rounding of the value."""
+        formats = self.estimates.measurement.formats
+        alike = dict[str, tuple[str, ...]]()  # {format: kinds of error that are this rounding}
+        for fmt in formats:
+            trace = self.traces.get(fmt, Trace("rounding", "rounding"))
+            kinds = list[str]()
+            if returned is None:
+                kinds.append("cast")
+            if trace.isolated == "rounding":
+                kinds.append("isolated")
+            if trace.own == "rounding":
+                kinds.append("own")
+            if kinds:
+                alike[fmt] = tuple(kinds)
+        roundings = [(gradients, alike)]
+        if returned is not None:  # operations that read an output in low precision round it
+            roundings.append((gradients - returned, dict.fromkeys(formats, ("cast",))))
+        for moved, kinds_by_format in roundings:
+            rows = [FORMATS[fmt] for fmt in kinds_by_format]
+            products = inner_products(moved, value, self.samples, rows)
+            for (fmt, same_kinds), inner in zip(kinds_by_format.items(), products, strict=True):
+                yield fmt, same_kinds, inner
 
 
 def _steps(measurement: Measurement) -> int:
@@ -285,6 +335,13 @@ def _steps(measurement: Measurement) -> int:
             read = tensors_in(measurement.values[node.all_input_nodes[0].name])
             result += max((max(x.shape[:-1], default=1) for x in read[:1]), default=0)
     return result
+
+
+def _stack(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors [*] as one, [passes, *]; a single one is not copied."""
+    if len(gradients) == 1:
+        return gradients[0][None]
+    return torch.stack([*gradients])
 
 
 Contributions = dict[str, dict[str, Contribution]]
@@ -309,27 +366,34 @@ def first_order(measurement: Measurement, seed: int = 0, output_metric: OutputMe
     """Contributions of all nodes from a few backward passes, see `estimate`."""
     criteria = output_metric.distance if isinstance(output_metric.distance, Criteria) else None
     parts = _parts(measurement, criteria) if criteria else {}
-    passes = {by: estimate(measurement, seed, target, keep=True) for by, target in parts.items()}
-    passes = passes or {"": estimate(measurement, seed)}
+    passes = {name: estimate(measurement, seed, target, keep=True) for name, target in parts.items()}
+    if not passes:
+        passes[""] = estimate(measurement, seed)
 
     def effects(names: Iterable[str], formats: Iterable[str]) -> Contributions:
-        return {
-            name: {fmt: _most({by: one.contribution(name, fmt) for by, one in passes.items()}) for fmt in formats}
-            for name in names
-        }
+        result = Contributions()
+        for name in names:
+            result[name] = {}
+            for fmt in formats:
+                of_criteria = {criterion: own.contribution(name, fmt) for criterion, own in passes.items()}
+                result[name][fmt] = _most(of_criteria)
+        return result
 
     contributions = effects(measurement.values, measurement.formats)
     nodes = measurement.capture.nodes
-    unseen = frozenset(
-        name
-        for name in measurement.errors
-        if name in measurement.blind
-        or (nodes[name].floating and not any(one.passes.get(name) for one in passes.values()))  # no gradient arrived
-        or name in measurement.discrete
-    )
-    numbers = any(name not in nodes or nodes[name].floating for name in measurement.capture.outputs)
+
+    def is_unseen(name: str) -> bool:
+        """Whether the estimates miss an effect of an operation."""
+        if name in measurement.blind or name in measurement.discrete:
+            return True
+        has_gradient = any(own.passes.get(name) for own in passes.values())
+        return nodes[name].floating and not has_gradient
+
+    unseen = frozenset(name for name in measurement.errors if is_unseen(name))
+    has_numbers = any(name not in nodes or nodes[name].floating for name in measurement.capture.outputs)
+    answers = has_numbers and (criteria is None or bool(parts))
     quantized = effects(measurement.quantized.layers, measurement.quantized.schemes)
-    return FirstOrder(contributions, unseen, numbers and (criteria is None or bool(parts)), quantized)
+    return FirstOrder(contributions, unseen, answers, quantized)
 
 
 def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TypeVar
@@ -145,34 +145,49 @@ def calibrate_paths(
 def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
     """Combine the results of two groups of batches; a node in only one group keeps its results."""
 
-    def average(one: Contribution, other: Contribution) -> Contribution:
+    def average(effect: Contribution, other: Contribution) -> Contribution:
         """The isolated effect is the maximum over batches, since it decides a verdict; own and cast are root mean
         squares. An effect that is unknown for one of the two batches stays unknown."""
-        worst = larger_effect(one, other)
-        return replace(worst, own=mean_square(one.own, other.own), cast=mean_square(one.cast, other.cast))
+        worst = larger_effect(effect, other)
+        own = mean_square(effect.own, other.own)
+        cast = mean_square(effect.cast, other.cast)
+        return replace(worst, own=own, cast=cast)
 
-    def mean_square(one: float, other: float) -> float:
-        return math.sqrt((one**2 * a.batches + other**2 * b.batches) / (a.batches + b.batches))
-
-    def doubt(one: Linearity) -> tuple[bool, int, int]:
-        """Sort key of a batch's Linearity: the less accurate the batch's predictions, the larger the key."""
-        return not one.holds, one.left, one.compared
-
-    def harm(layer: QuantizedLayer) -> tuple[bool, bool, float]:
-        return layer.decided_by == "not-run", not layer.effect <= math.inf, layer.effect
+    def mean_square(value: float, other: float) -> float:
+        total = value**2 * a.batches + other**2 * b.batches
+        return math.sqrt(total / (a.batches + b.batches))
 
     return Calibration(
         errors=_merge(a.errors, b.errors, lambda x, y: _merge(x, y, worse)),
         contributions=_merge(a.contributions, b.contributions, lambda x, y: _merge(x, y, average)),
         ranges=_merge(a.ranges, b.ranges, lambda *both: merge_magnitudes(both)),
         batches=a.batches + b.batches,
-        linearity=_merge(a.linearity, b.linearity, lambda *both: max(both, key=doubt)),
+        linearity=_merge(a.linearity, b.linearity, lambda *both: max(both, key=_doubt)),
         regions=(*a.regions, *b.regions),
-        decisions=tuple({x.format: x for x in sorted((*a.decisions, *b.decisions), key=lambda x: x.error)}.values()),
+        decisions=_worst_by_format((*a.decisions, *b.decisions)),
         first=a.first or a,
         under_flags={**b.under_flags, **a.under_flags},
-        quantized=_merge(a.quantized, b.quantized, lambda *both: max(both, key=harm)),
+        quantized=_merge(a.quantized, b.quantized, lambda *both: max(both, key=_harm)),
     )
+
+
+def _doubt(linearity: Linearity) -> tuple[bool, int, int]:
+    """Sort key of a batch's Linearity: the less accurate the batch's predictions, the larger the key."""
+    return not linearity.holds, linearity.left, linearity.compared
+
+
+def _harm(layer: QuantizedLayer) -> tuple[bool, bool, float]:
+    """Sort key of a quantized layer: an effect that was not run, or is NaN, counts as the largest."""
+    is_nan = not layer.effect <= math.inf
+    return layer.decided_by == "not-run", is_nan, layer.effect
+
+
+def _worst_by_format(decisions: Iterable[Decisions]) -> tuple[Decisions, ...]:
+    """The decisions with the largest error in each format, by error."""
+    by_format = dict[str, Decisions]()
+    for one in sorted(decisions, key=lambda decision: decision.error):
+        by_format[one.format] = one
+    return tuple(by_format.values())
 
 
 def _merge(a: Mapping[K, T], b: Mapping[K, T], merge: Callable[[T, T], T]) -> dict[K, T]:

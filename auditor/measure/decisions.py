@@ -4,7 +4,7 @@ cause."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,16 +51,16 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
     """Separate the flips of a run in low precision by operation; None if none flips or is expected to, or if the
     outputs are not finite."""
     error, free, changed = runs.run((), runs.nodes)
-    frozen = error  # the error without flips
-    held = free  # the decisions of a run in which none may flip: their own flips
+    frozen_error = error  # the error without flips
+    frozen = free  # the decisions of a run in which none may flip: their own flips
     if changed:
-        frozen, held, _ = runs.run(runs.nodes, runs.nodes)
-    names = [name for name in free if name in changed or (name in held and held[name].predicted)]
+        frozen_error, frozen, _ = runs.run(runs.nodes, runs.nodes)
+    names = [name for name in free if name in changed or (name in frozen and frozen[name].predicted)]
     if not names or not math.isfinite(error):
         return None
-    # no low-precision value reaches an operation that is missing in `held`
+    # no low-precision value reaches an operation that is missing in `frozen`
     unreached = replace(free[names[0]], seen=0.0, predicted=0.0, own=0.0)
-    own = {name: held.get(name, unreached) for name in names}
+    own = {name: frozen.get(name, unreached) for name in names}
 
     def own_flips(name: str) -> float:
         """Share of decisions that flip if all others are FP32's; if that was not counted, that flip at all."""
@@ -69,23 +69,31 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
 
     ranked = sorted(names, key=lambda name: -own_flips(name))
     flipping = [name for name in ranked if name in changed][:MOST]
-    costs = dict[str, float]()  # {operation: the error if only its decisions may flip}
-    if len(flipping) == 1:
-        costs = {flipping[0]: error}
-    else:
-        for name in flipping:
-            others = runs.nodes.keys() - {name}
-            costs[name], _, _ = runs.run(others, ())
-    operations = [replace(free[n], predicted=x.predicted, own=x.own, error=costs.get(n)) for n, x in own.items()]
-    operations.sort(key=lambda one: (-(one.error or 0.0), -(one.seen or 0.0)))
-    result = Decisions(runs.format, error, frozen, tuple(operations))
+    costs = _errors_by_flips(runs, flipping, error)
+    operations = list[Decision]()
+    for name in names:
+        alone = own[name]
+        operations.append(replace(free[name], predicted=alone.predicted, own=alone.own, error=costs.get(name)))
+    operations.sort(key=lambda decision: (-(decision.error or 0.0), -(decision.seen or 0.0)))
+    result = Decisions(runs.format, error, frozen_error, tuple(operations))
     if not result.share:
         return result
     first = operations[0]
-    module, wide = runs.find_scorer(first.node)
-    lifted, flips, _ = runs.run((), {first.node}, wide)
+    module, scorer = runs.find_scorer(first.node)
+    lifted_error, flips, _ = runs.run((), {first.node}, scorer)
     seen = flips.get(first.node, unreached).seen or 0.0
-    return replace(result, lifted=module, lifted_seen=seen, lifted_error=lifted)
+    return replace(result, lifted=module, lifted_seen=seen, lifted_error=lifted_error)
+
+
+def _errors_by_flips(runs: _LowRuns, flipping: Sequence[str], error: float) -> dict[str, float]:
+    """{operation: the error if only its decisions may flip}. error: if all may flip."""
+    if len(flipping) == 1:
+        return {flipping[0]: error}
+    errors = dict[str, float]()
+    for name in flipping:
+        others = runs.nodes.keys() - {name}
+        errors[name], _, _ = runs.run(others, ())
+    return errors
 
 
 def find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
@@ -196,32 +204,37 @@ def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, 
     given = arguments_with_defaults(n)
     packet = row_of(n).packet
 
-    def both(argument: Any) -> list[torch.Tensor]:
-        """An argument in FP32's run and in the other."""
-        each = (value_of(argument) if isinstance(argument, fx.Node) else argument for value_of in (ours, theirs))
-        return [torch.as_tensor(x).double() for x in each]
+    def read(argument: Any, value_of: ValueOf) -> torch.Tensor:
+        """An argument in one of the two runs."""
+        value = value_of(argument) if isinstance(argument, fx.Node) else argument
+        return torch.as_tensor(value).double()
 
     if packet in ("gt", "ge", "lt", "le"):
-        x, y = (a - b for a, b in zip(both(given["self"]), both(given["other"]), strict=True))
         sign = 1 if packet in ("gt", "le") else -1  # equality counts as below for gt and le, as above for ge and lt
-        return ABOVE, (sign * x).nan_to_num(), (sign * y).nan_to_num()
-    sorts = packet in ("sort", "argsort")
-    k = _count_read(n, given["dim"]) if sorts else given.get("k", 1)
-    if k is None or not (sorts or packet in ("topk", "max", "min", "argmax", "argmin")):
+        margins = [read(given["self"], run) - read(given["other"], run) for run in (ours, theirs)]
+        x, y = ((sign * margin).nan_to_num() for margin in margins)
+        return ABOVE, x, y
+    if packet in ("sort", "argsort"):
+        k = _count_read(n, given["dim"])
+    elif packet in ("topk", "max", "min", "argmax", "argmin"):
+        k = given.get("k", 1)
+    else:
         return None
-    smallest = packet in ("min", "argmin") or given.get("largest") is False or given.get("descending") is False
-    dim = given.get("dim")
-
-    def scores(x: torch.Tensor) -> torch.Tensor:
-        """[.., entries of a row], the largest of which are chosen."""
-        x = x.nan_to_num()
-        if smallest:
-            x = -x
-        return x.flatten() if dim is None else x.movedim(dim, -1)
-
-    x, y = map(scores, both(given["self"]))
+    if k is None:
+        return None
+    smallest_first = packet in ("min", "argmin") or given.get("largest") is False or given.get("descending") is False
+    x, y = (_rows_of_scores(read(given["self"], run), given.get("dim"), smallest_first) for run in (ours, theirs))
     kind = "top1" if k == 1 and packet != "topk" else "topk"
     return Criterion("", kind, 0.0, (("k", k),)), x, y
+
+
+def _rows_of_scores(x: torch.Tensor, dim: int | None, smallest_first: bool) -> torch.Tensor:
+    """Scores [.., entries of a row], the largest of which are chosen. dim: the dimension of the rows, None for a single
+    row."""
+    x = x.nan_to_num()
+    if smallest_first:
+        x = -x
+    return x.flatten() if dim is None else x.movedim(dim, -1)
 
 
 def _count_read(n: fx.Node, dim: int) -> int | None:

@@ -70,34 +70,46 @@ def measure_layers(
     A run measures an effect without a first-order estimate, an effect on a choice inside the model, and an estimate
     above a quarter of the error budget. In this order; first the layers nearest to a choice, and the largest estimates.
     """
-    layers, limit = measurement.quantized.layers, output_metric.limit
+    layers = measurement.quantized.layers
+    limit = output_metric.limit
     steps_to_choice = _steps_to_choice(measurement)
     allowed = MAX_CHOICE_RUNS if steps_to_choice.keys() & layers.keys() else MAX_RUNS
     blind = {name for name in layers if not first.answers or name in first.unseen}
     for scheme in measurement.quantized.schemes:
         reruns = Reruns(measurement, measurement.formats[0], output_metric)
-        known = {name: first.quantized[name][scheme] for name in layers}
+        estimates = {name: first.quantized[name][scheme] for name in layers}
 
-        def urgency(name: str, known: Mapping[str, Contribution] = known) -> tuple[bool, float, float]:
-            return name not in blind, steps_to_choice.get(name, math.inf), -known[name].isolated
+        def urgency(name: str, estimates: Mapping[str, Contribution] = estimates) -> tuple[bool, float, float]:
+            """Sort key: the layers that are measured first have the smallest."""
+            return name not in blind, steps_to_choice.get(name, math.inf), -estimates[name].isolated
 
-        for name in sorted(known, key=urgency):
+        for name in sorted(estimates, key=urgency):
             tick(name)
             with torch.no_grad():
-                parts, effect = measurement.quantized.run(name, scheme), known[name]
-                needed = name in blind or name in steps_to_choice or not together(parts).isfinite().all()
-                if needed or not effect.isolated <= SENSITIVE_SHARE * limit:
+                parts = measurement.quantized.run(name, scheme)
+                effect = estimates[name]
+                must_run = name in blind or name in steps_to_choice or not together(parts).isfinite().all()
+                if must_run or not effect.isolated <= SENSITIVE_SHARE * limit:
                     if reruns.spent < allowed:
-                        error = reruns.error(name, measurement.values[name] + together(parts))
-                        criterion, failure = reruns.criterion, reruns.failure
-                        effect = replace(effect, isolated=error, decided_by="re-run")
-                        effect = replace(effect, criterion=criterion, failure=failure)
-                    elif needed:
+                        effect = _run_effect(reruns, name, measurement.values[name] + together(parts), effect)
+                    elif must_run:
                         effect = replace(effect, decided_by="not-run")
                 remedy, remedied = _remedy(reruns, name, scheme, effect, limit, allowed)
                 layer = _describe(measurement, name, scheme, parts, effect)
                 layer = replace(layer, remedy=remedy, remedied=remedied)
                 yield _smoothed(reruns, layer, limit, allowed)
+
+
+def _run_effect(reruns: Reruns, name: str, changed: torch.Tensor, estimate: Contribution) -> Contribution:
+    """The effect of a layer whose result is replaced, by a run of the operations after it."""
+    error = reruns.error(name, changed)
+    return replace(
+        estimate,
+        isolated=error,
+        decided_by="re-run",
+        criterion=reruns.criterion,
+        failure=reruns.failure,
+    )
 
 
 def _steps_to_choice(measurement: Measurement) -> dict[str, int]:
@@ -151,22 +163,19 @@ def _smoothed(reruns: Reruns, layer: QuantizedLayer, limit: float, runs: int) ->
 
 
 def _describe(measurement: Measurement, name: str, scheme: str, parts: Changes, effect: Contribution) -> QuantizedLayer:
-    reference, node = measurement.values[name], measurement.capture.nodes[name]
+    """The record of a layer under a scheme. parts: the changes of its result by weight and input."""
+    reference = measurement.values[name]
+    node = measurement.capture.nodes[name]
+    layer = measurement.quantized.layers[name]
     errors = [output_error([reference], [reference + error]) for _, error in parts]
-    weighs = [effect.own, effect.cast] if effect.own or effect.cast else errors
-    ranked = sorted(zip(weighs, parts, strict=False), key=lambda pair: -pair[0])
-    if broken := [part for part in parts if not part[1].isfinite().all()]:
-        ranked = [(math.inf, broken[0])]  # a NaN of the weight also appears in the input's part
-    told = [part for weight, part in ranked if _ALIKE * weight >= ranked[0][0]]
-    causes = [(part.name, *measurement.quantized.cause(name, part, error)) for part, error in told]
-    plain = ("both" if len(told) > 1 else told[0][0].name, "rounding", "")
-    part, cause, place = next((one for one in causes if one[1] != "rounding"), plain)
+    weights = [effect.own, effect.cast] if effect.own or effect.cast else errors
+    part, cause, place = _find_cause(measurement, name, _decisive_parts(parts, weights))
     return QuantizedLayer(
         scheme=scheme,
         node=name,
         owner=node.owner,
         op=node.op,
-        key=measurement.quantized.layers[name].key,
+        key=layer.key,
         effect=effect.isolated,
         weight_effect=effect.own,
         activation_effect=effect.cast,
@@ -179,10 +188,31 @@ def _describe(measurement: Measurement, name: str, scheme: str, parts: Changes, 
         part=part,
         cause=cause,
         place=place,
-        has_kernel=fits(measurement.quantized.layers[name], scheme),
+        has_kernel=fits(layer, scheme),
         zero_blocks=_zero_blocks(parts),
         criterion=effect.criterion,
     )
+
+
+def _decisive_parts(parts: Changes, weights: Sequence[float]) -> Changes:
+    """The part with the largest weight and those of about its weight, the largest first. A part that is not finite
+    decides alone: a NaN of the weight also appears in the input's part."""
+    for change in parts:
+        if not change[1].isfinite().all():
+            return [change]
+    ranked = sorted(zip(weights, parts, strict=False), key=lambda pair: -pair[0])
+    largest = ranked[0][0]
+    return [part for weight, part in ranked if _ALIKE * weight >= largest]
+
+
+def _find_cause(measurement: Measurement, name: str, decisive: Changes) -> tuple[str, str, str]:
+    """(part, cause, place) of a layer's error: of the first part whose cause is more than rounding."""
+    for part, error in decisive:
+        cause, place = measurement.quantized.cause(name, part, error)
+        if cause != "rounding":
+            return part.name, cause, place
+    part_name = "both" if len(decisive) > 1 else decisive[0][0].name
+    return part_name, "rounding", ""
 
 
 def _zero_blocks(parts: Changes) -> str:
@@ -335,18 +365,26 @@ class QuantizedModel:
     def _quantize(
         self, schemes: Mapping[str, str], rounding: Rounding | None, key: str, roles: Roles, args: list[Any]
     ) -> None:
+        """Replace a layer's weight and input in its arguments by their values under its scheme."""
         scheme = schemes.get(key, "")
-        for position, by in roles.quantizers(scheme) if scheme else ():
-            x, is_weight = args[position], position == roles.weight
+        if not scheme:
+            return
+        for position, by in roles.quantizers(scheme):
+            x = args[position]
+            is_weight = position == roles.weight
             if rounding is not None:
                 by = rounding(by, is_weight)
             is_stored = is_weight and _storage(x) in self.keys  # else a copy of the experts that were picked
-            at = (by, _storage(x), x.storage_offset(), x.shape, x.stride()) if is_stored else None
-            if (made := self._weights.get(at)) is None:
-                made = quantize_part(roles, args, position, by, self.spans.get(key)).values
-                if is_stored and made.numel() <= self._room:
-                    self._weights[at], self._room = made, self._room - made.numel()
-            args[position] = made
+            at = None  # a key for the weight and its quantizer
+            if is_stored:
+                at = (by, _storage(x), x.storage_offset(), x.shape, x.stride())
+            values = self._weights.get(at)
+            if values is None:
+                values = quantize_part(roles, args, position, by, self.spans.get(key)).values
+                if is_stored and values.numel() <= self._room:
+                    self._weights[at] = values
+                    self._room -= values.numel()
+            args[position] = values
 
 
 def _cast_inputs(dtype: torch.dtype, module: nn.Module, *inputs: Any) -> Any:
@@ -400,19 +438,24 @@ def spans_of(
     model: nn.Module, schemes: Sequence[str], batches: Sequence[Batch], seed: int
 ) -> dict[str, tuple[float, float]]:
     """{layer: (smallest, largest value) of its input over the batches}; empty if no scheme has calibrated scales."""
-    result = dict[str, tuple[float, float]]()
+    spans = dict[str, tuple[float, float]]()
+    if not any(SCHEMES[scheme].is_calibrated for scheme in schemes):
+        return spans
 
     def see(mask: torch.Tensor | None, key: str, roles: Roles, args: list[Any]) -> None:
-        if roles.given is not None:
-            values = finite(_without_padding(args[roles.given], mask)).float()
-            low, high = (float(x) for x in values.aminmax())
-            least, most = result.get(key, (low, high))
-            result[key] = min(low, least), max(high, most)
+        """Widen the span of a layer by the values of its input, except those of padding."""
+        if roles.given is None:
+            return
+        values = finite(_without_padding(args[roles.given], mask)).float()
+        low, high = map(float, values.aminmax())
+        least, most = spans.get(key, (low, high))
+        spans[key] = (min(low, least), max(high, most))
 
-    for batch in batches if any(SCHEMES[scheme].is_calibrated for scheme in schemes) else ():
+    for batch in batches:
         look = partial(see, batch[1].get("attention_mask"))
-        run_model(model, batch, seed=seed, around=partial(intercept, _Layers(QuantizedModel(model), look)))
-    return result
+        layers = _Layers(QuantizedModel(model), look)
+        run_model(model, batch, seed=seed, around=partial(intercept, layers))
+    return spans
 
 
 def _without_padding(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -88,11 +88,45 @@ class Measurement:
             profiles[n] = seen or Profile(real)
             self.ranges[n.name] = profiles[n].range
 
+    def keep_readings(self, n: fx.Node, copies: Mapping[str, torch.Tensor | None]) -> None:
+        """Note the values that a product or norm reads. copies: for each value, the copy that only this node reads, whose
+        gradients are received too; None if no other node reads the value."""
+        if not copies:
+            return
+        self.readings[n.name] = {value: copy is not None for value, copy in copies.items()}
+        for value, copy in copies.items():
+            if copy is not None:
+                self.listen(Place(reading(n.name, value), value, 0), copy)
+
+    def run_alone(self, n: fx.Node, used_up: Iterable[fx.Node]) -> None:
+        """Run an operation in every format, and store its errors and their traces. used_up: nodes whose results no later
+        node reads."""
+        errors = dict[str, NodeError]()
+        traces = dict[str, Trace]()
+        sample = sample_product(n, self.values)
+        # A weight is freed, and rounded again for its next reader: tied weights would occupy memory long.
+        weights = [source for source in n.all_input_nodes if source.op != "call_function"]
+        for fmt, probe in self.alone.items():
+            with torch.no_grad():
+                errors[fmt], traces[fmt] = probe.measure(n, sample)
+            probe.forget((*used_up, *weights))
+        if sample:
+            self.under_flags[n.name] = sample.flag_errors()
+        self.errors[n.name] = errors
+        self.traces[n.name] = traces
+
     def listen(self, place: Place, leaf: torch.Tensor) -> None:
         """Pass a value's gradients on to `listeners`; the hook does not keep the value alive."""
-        if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf):
-            self.places[place], listeners = leaf.shape, self.listeners
-            leaf.register_hook(lambda gradient: listeners[place](gradient) if place in listeners else None)  # type: ignore[no-untyped-call]
+        if format_of(leaf.dtype) is None or not leaf.requires_grad or not is_plain(leaf):
+            return
+        self.places[place] = leaf.shape
+        listeners = self.listeners
+
+        def pass_on(gradient: torch.Tensor) -> None:
+            if place in listeners:
+                listeners[place](gradient)
+
+        leaf.register_hook(pass_on)  # type: ignore[no-untyped-call]
 
     @property
     def outputs(self) -> Leaves:
@@ -118,46 +152,37 @@ def measure(
     The model's tensors are read, never written: the graph runs on detached leaves. back: how to treat backward passes,
     which may raise; see Reference.
     """
-    reference, profiles = Reference(back), dict[fx.Node, Profile]()
-    flat = [_leaf(value) for value in capture.bind(model, batch)]
-    found = Measurement(capture, tuple(formats), flat, reference.anchors, Values(capture.graph_module.graph))
-    found.alone = {name: LowPrecisionProbe(capture, name, found.values, profiles, found.readings) for name in formats}
+    reference = Reference(back)
+    profiles = dict[fx.Node, Profile]()
+    inputs = [_leaf(value) for value in capture.bind(model, batch)]
+    values = Values(capture.graph_module.graph)
+    measured = Measurement(capture, tuple(formats), inputs, reference.anchors, values)
+    measured.alone = {fmt: LowPrecisionProbe(capture, fmt, values, profiles, measured.readings) for fmt in formats}
     executor = Executor(capture.graph_module, reference)
     with torch.enable_grad():
-        for n, result in executor.steps(*found.flat_inputs):
+        for n, result in executor.steps(*measured.flat_inputs):
             if n.op != "output":
-                found.keep(n, result, profiles)
-            if read := reference.readings.pop(n.name, {}):
-                found.readings[n.name] = {value: shared is not None for value, shared in read.items()}
-            for value, shared in read.items():
-                if shared is not None:
-                    found.listen(Place(reading(n.name, value), value, 0), shared)
-            if n.op == "call_function":
-                tick(n.name)
-                used_up = executor.user_to_last_uses.get(n, ())
-                told, sample = {}, sample_product(n, found.values)
-                for name, run in found.alone.items():
-                    with torch.no_grad():
-                        told[name] = run.measure(n, sample)
-                    # A weight is freed, and rounded again for its next reader: tied weights would occupy memory long.
-                    run.forget((*used_up, *(source for source in n.all_input_nodes if source.op != "call_function")))
-                if sample:
-                    found.under_flags[n.name] = sample.flag_errors()
-                found.errors[n.name] = {name: error for name, (error, _) in told.items()}
-                found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}
-                for source in used_up:
-                    profiles.pop(source, None)
-                    if source.name not in found.live:
-                        found.values.release(source, reference.saved)
-                if len(found.errors) % TRIM_EVERY == 0:
-                    _trim()
-    for run in found.alone.values():
-        run.forget([*run.env])
+                measured.keep(n, result, profiles)
+            measured.keep_readings(n, reference.readings.pop(n.name, {}))
+            if n.op != "call_function":
+                continue
+            tick(n.name)
+            used_up = executor.user_to_last_uses.get(n, ())
+            measured.run_alone(n, used_up)
+            for source in used_up:
+                profiles.pop(source, None)
+                if source.name not in measured.live:
+                    values.release(source, reference.saved)
+            if len(measured.errors) % TRIM_EVERY == 0:
+                _trim()
+    for probe in measured.alone.values():
+        probe.forget([*probe.env])
     profiles.clear()
     _trim()
-    found.pure = frozenset(name for name, run in found.alone.items() if run.pure)
-    found.blind = frozenset(n.name for n in reach(reference.lost, lambda n: n.all_input_nodes))
-    return found
+    measured.pure = frozenset(fmt for fmt, probe in measured.alone.items() if probe.pure)
+    downstream = reach(reference.lost, lambda n: n.all_input_nodes)
+    measured.blind = frozenset(n.name for n in downstream)
+    return measured
 
 
 def _trim() -> None:

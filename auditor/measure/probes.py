@@ -71,27 +71,39 @@ def inner_products(
     None means that `value` is the error itself. Non-finite products count as zero.
     """
     values = value.detach().reshape(samples, -1)
-    flat = gradient.detach().reshape(-1, *values.shape)
+    flat = gradient.detach().reshape(-1, *values.shape)  # [passes, samples, entries]
     width = values.shape[1] // PARTS
     if width < SHORT:
         return [_products(flat, values, row).flatten(0, 1) for row in rows]
     whole = width * PARTS
-    parts, errors = flat[..., :whole].view(-1, samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)
+    gradients = flat[..., :whole].view(-1, samples, PARTS, width)
+    parts = values[:, :whole].view(samples, PARTS, width)
     most = _CHUNK if flat.device.type == "cpu" else ON_GPU
     if flat.numel() <= most:
-        result = [_products(parts, errors, row).sum(-1) for row in rows]
+        result = [_products(gradients, parts, row).sum(-1) for row in rows]
     else:
-        result = [flat.new_empty(len(flat), samples, PARTS) for _ in rows]
-        step = max(1, most // width)
-        for sample in range(samples):
-            for start in range(0, PARTS, step):
-                run = slice(start, start + step)
-                for sums, row in zip(result, rows, strict=True):
-                    sums[:, sample, run] = _products(parts[:, sample, run], errors[sample, run], row).sum(-1)
-    if whole < values.shape[1]:
+        result = _sums_in_chunks(gradients, parts, rows, max(1, most // width))
+    if whole < values.shape[1]:  # the last part is longer
         for sums, row in zip(result, rows, strict=True):
-            sums[..., -1] += _products(flat[..., whole:], values[:, whole:], row).sum(-1)
+            rest = _products(flat[..., whole:], values[:, whole:], row)
+            sums[..., -1] += rest.sum(-1)
     return [sums.flatten(0, 1) for sums in result]
+
+
+def _sums_in_chunks(
+    gradients: torch.Tensor, parts: torch.Tensor, rows: Sequence[Format | None], step: int
+) -> list[torch.Tensor]:
+    """Inner products of all parts, `step` parts at a time, which fit into the cache. Shapes: gradients [passes, samples,
+    PARTS, width], parts [samples, PARTS, width] -> [passes, samples, PARTS] for each of `rows`."""
+    passes, samples, count, _ = gradients.shape
+    result = [gradients.new_empty(passes, samples, count) for _ in rows]
+    for sample in range(samples):
+        for start in range(0, count, step):
+            chunk = slice(start, start + step)
+            for sums, row in zip(result, rows, strict=True):
+                products = _products(gradients[:, sample, chunk], parts[sample, chunk], row)
+                sums[:, sample, chunk] = products.sum(-1)
+    return result
 
 
 def _products(gradient: torch.Tensor, value: torch.Tensor, row: Format | None) -> torch.Tensor:

@@ -68,17 +68,24 @@ class Sample:
         low = round_tree(self.args, row)
         a = self.target(*over_tensors(_in_fp64, low))
         if a.device.type == "cpu":
-            b = self.target(*widen(low))
-            c, b = _in_fp64(round_tree(b, row)), b.double()
-            accumulation, output = sum_of_squares(b - a), sum_of_squares(c - b)
+            accumulated = self.target(*widen(low))
+            b = accumulated.double()
+            c = _in_fp64(round_tree(accumulated, row))
+            accumulation = sum_of_squares(b - a)
+            output = sum_of_squares(c - b)
         else:
             result = run_op(self.target, low, {})
-            c, output = _in_fp64(result), sum_of_squares(_in_fp64(like(a.float(), result)) - a)
+            c = _in_fp64(result)
+            rounded = _in_fp64(like(a.float(), result))
+            output = sum_of_squares(rounded - a)
             accumulation = max(sum_of_squares(c - a) - output, 0.0)
-        squares = sum_of_squares(a - self.exact), accumulation, output, sum_of_squares(c - self.exact)
+        inputs = sum_of_squares(a - self.exact)
+        total = sum_of_squares(c - self.exact)
         size = sum_of_squares(self.exact)
-        parts = [math.sqrt(square / size) if size else math.inf for square in squares]
-        return ProductError(*parts) if all(map(math.isfinite, parts)) else None
+        errors = list[float]()
+        for square in (inputs, accumulation, output, total):
+            errors.append(math.sqrt(square / size) if size else math.inf)
+        return ProductError(*errors) if all(map(math.isfinite, errors)) else None
 
     def flag_errors(self) -> dict[str, float]:
         """{flag: relative L2 error of the product with only this flag on}, for flags that affect the product; of a flag
@@ -147,15 +154,20 @@ def flag_costs(
     """
     squares = dict[str, float]()
     for n in capture.graph_module.graph.nodes:
-        for fmt, error in [*errors.get(n.name, {}).items()][:1]:
-            effect, split, costs = contributions[n.name][fmt], error.product, dict[str, float]()
-            if row_of(n).recurrent:
-                cost = effect.isolated * FORMATS["tf32"].epsilon / FORMATS[fmt].epsilon
-                costs = {name: cost for name, flag in FLAGS.items() if flag.of == "recurrent"}
-            elif split is not None and split.output:
-                costs = {name: effect.own * local / split.output for name, local in under_flags[n.name].items()}
-            for name, cost in costs.items():
-                squares[name] = squares.get(name, 0.0) + cost**2
+        by_format = errors.get(n.name, {})
+        if not by_format:
+            continue
+        fmt = next(iter(by_format))  # any format: its rounding error cancels
+        effect = contributions[n.name][fmt]
+        split = by_format[fmt].product
+        costs = dict[str, float]()
+        if row_of(n).recurrent:
+            cost = effect.isolated * FORMATS["tf32"].epsilon / FORMATS[fmt].epsilon
+            costs = {name: cost for name, flag in FLAGS.items() if flag.of == "recurrent"}
+        elif split is not None and split.output:
+            costs = {name: effect.own * local / split.output for name, local in under_flags[n.name].items()}
+        for name, cost in costs.items():
+            squares[name] = squares.get(name, 0.0) + cost**2
     return {name: math.sqrt(squares[name]) / budget for name in FLAGS if name in squares}
 
 

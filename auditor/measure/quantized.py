@@ -268,8 +268,9 @@ def quantize_part(
     stack is quantized by itself."""
     is_weight = position == roles.weight
     channels = roles.summed if is_weight else roles.given_summed
-    moved = args[position].movedim(channels, -1)
-    x = moved.flatten(1) if is_weight and not roles.stacked else moved.reshape(-1, moved.shape[-1])
+    moved = args[position].movedim(channels, -1)  # [*, channels]
+    is_one_weight = is_weight and not roles.stacked
+    x = moved.flatten(1) if is_one_weight else moved.reshape(-1, moved.shape[-1])
     scales_cross_rows = by.block[0] != 1 or by.rule == "e4m3_two_levels"
     if is_weight and roles.stacked and moved.dim() == 3 and scales_cross_rows:
         made = _join([fake_quantize(expert, by) for expert in moved])
@@ -279,14 +280,18 @@ def quantize_part(
     has_zero_block = bool(without_scale.any())
     if has_zero_block:
         made = replace(made, values=made.values.masked_fill(without_scale, 0.0))
-    name, values = "weight" if is_weight else "activation", made.values.view(moved.shape).movedim(-1, channels)
+    name = "weight" if is_weight else "activation"
+    values = made.values.view(moved.shape).movedim(-1, channels)
     return Part(name, x, made, by, values, moved.shape[-1], has_zero_block)
 
 
 def _join(parts: Sequence[Quantized]) -> Quantized:
     """Matrices [rows, columns] below each other."""
-    values, beyond, vanished = (torch.cat(each) for each in zip(*(vars(one).values() for one in parts), strict=True))
-    return Quantized(values, beyond, vanished)
+    return Quantized(
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.beyond for part in parts]),
+        torch.cat([part.vanished for part in parts]),
+    )
 
 
 Changes = list[tuple[Part, torch.Tensor]]
@@ -324,44 +329,54 @@ class QuantizedLayers:
     def run(self, name: str, scheme: str, factors: torch.Tensor | None = None) -> Changes:
         """Run a layer in FP32 on its quantized weight, then also on its quantized input, if the scheme has one. factors:
         [channels] of a linear layer; its input is divided by them before, and its weight multiplied."""
-        layer, before = self.layers[name], self._values[name]
+        layer = self.layers[name]
+        roles = layer.roles
+        before = self._values[name]
         given, kwargs = fx.node.map_arg((layer.node.args, layer.node.kwargs), lambda n: self._values[n.name])
-        args, parts = [*given], Changes()
+        args = [*given]
         span = self._spans.get(layer.key)
-        if factors is not None and layer.roles.given is not None:
+        if factors is not None and roles.given is not None:
             smooth = self.value_of(layer.given) / factors
-            weight = self.value_of(layer.weight).movedim(layer.roles.summed, -1) * factors
-            args[layer.roles.given] = smooth
-            args[layer.roles.weight] = weight.movedim(-1, layer.roles.summed)
-            span = float(smooth.min()), float(smooth.max())
-        for position, by in layer.roles.quantizers(scheme):
-            part = quantize_part(layer.roles, args, position, by, span)
+            weight = self.value_of(layer.weight).movedim(roles.summed, -1) * factors
+            args[roles.given] = smooth
+            args[roles.weight] = weight.movedim(-1, roles.summed)
+            span = (float(smooth.min()), float(smooth.max()))
+        changes = Changes()
+        for position, by in roles.quantizers(scheme):
+            part = quantize_part(roles, args, position, by, span)
             args[position] = part.values
             after = target_of(layer.node)(*args, **kwargs)
-            parts.append((part, after - before))
+            changes.append((part, after - before))
             before = after
-        return parts
+        return changes
 
     def cause(self, name: str, part: Part, error: torch.Tensor) -> tuple[str, str]:
         """The cause of the error in a layer's weight or input (see QuantizedLayer.cause), and its place in words."""
-        made, is_weight = part.made, part.name == "weight"
+        made = part.made
+        is_weight = part.name == "weight"
         if not made.values.isfinite().all():
             return "range", "a value is Inf or NaN"
         within = self._worst_slice(name, error) if is_weight else ""
-        if channels := _outliers(part):
+        channels = _outliers(part)
+        if channels:
             numbers = f"input {_list_numbers('channel', channels)}"
             if is_weight and self._is_grouped(name):
                 numbers += " of each group"
             return "outlier channel", ", ".join(filter(None, (numbers, within)))
-        if rows := _outliers(part, axis=0):
-            return "outlier row", _list_numbers("output channel" if is_weight else "row", rows)
+        rows = _outliers(part, axis=0)
+        if rows:
+            noun = "output channel" if is_weight else "row"
+            return "outlier row", _list_numbers(noun, rows)
         if within:
             return "slice", within
-        if is_weight and (ranges := _unequal_ranges(part)):
-            return "unequal channels", ranges
-        squared = (made.values - part.x).square()
-        lost = float(squared[made.vanished | made.beyond].sum()) >= float(squared.sum()) / 2 > 0
-        return "range" if lost else "rounding", ""
+        if is_weight:
+            ranges = _unequal_ranges(part)
+            if ranges:
+                return "unequal channels", ranges
+        squares = (made.values - part.x).square()
+        out_of_range = float(squares[made.vanished | made.beyond].sum())
+        is_range = out_of_range >= float(squares.sum()) / 2 > 0
+        return "range" if is_range else "rounding", ""
 
     def _is_grouped(self, name: str) -> bool:
         """Whether a layer is a convolution of several groups, whose weight has the input channels of one group."""
@@ -374,13 +389,17 @@ class QuantizedLayers:
 
     def _worst_slice(self, name: str, error: torch.Tensor) -> str:
         """The slice of a fused weight whose results have a much larger relative error than all others; "" if none."""
-        bounds, reference = _slices(self.layers[name].node), self._values[name]
-        norms = [(error[..., i:j].norm(), reference[..., i:j].norm().clamp(min=1e-30)) for i, j in bounds]
-        relative = [float(own / norm) for own, norm in norms]
+        reference = self._values[name]
+        bounds = _slices(self.layers[name].node)
+        relative = list[float]()
+        for low, high in bounds:
+            norm = reference[..., low:high].norm().clamp(min=1e-30)
+            relative.append(float(error[..., low:high].norm() / norm))
         *others, worst = sorted(relative) or [0.0]
         if not others or not worst >= _WORSE_SLICE * others[-1]:
             return ""
-        low, high = bounds[number := relative.index(worst)]
+        number = relative.index(worst)
+        low, high = bounds[number]
         return f"slice {number + 1} of {len(bounds)}, output channels {low} to {high - 1}"
 
 
@@ -396,20 +415,35 @@ def _outliers(part: Part, axis: int = 1) -> list[int]:
     largest = x.abs().amax(1 - axis)
     if axis == 1:
         largest = largest.view(-1, part.channels).amax(0)  # [kernel positions * channels] -> [channels]
-    median = largest[largest > 0].median() if (largest > 0).any() else largest.sum()
-    order = largest.argsort(descending=True)
-    ranked = largest[order].tolist()
-    most = _MOST_OUTLIERS if axis == 1 else max(_MOST_OUTLIERS, len(ranked) // 2)
-    gaps = zip(ranked[:most], [*ranked[1:], 0.0], strict=False)
-    ends = [at + 1 for at, (one, other) in enumerate(gaps) if one > _OUTLIER * median and one >= _APART * other]
-    chosen = sorted(int(i) for i in order[: max(ends, default=0)])
+    most = _MOST_OUTLIERS
+    if axis == 0:
+        most = max(_MOST_OUTLIERS, len(largest) // 2)
+    chosen = _far_larger(largest, most)
     if not chosen or len(chosen) == len(largest):
         return []
     repeats = x.shape[axis] // len(largest)
-    picked = torch.tensor([i + len(largest) * repeat for repeat in range(repeats) for i in chosen], device=x.device)
-    eased = fake_quantize(x.index_fill(axis, picked, 0.0), part.by).values.nan_to_num()
-    before, after = (float((y - x).index_fill(axis, picked, 0.0).norm()) for y in (part.made.values, eased))
-    return chosen if after <= _EASED * before else []
+    columns = [channel + len(largest) * repeat for repeat in range(repeats) for channel in chosen]
+    removed = torch.tensor(columns, device=x.device)
+
+    def error_of_others(values: torch.Tensor) -> float:
+        return float((values - x).index_fill(axis, removed, 0.0).norm())
+
+    eased = fake_quantize(x.index_fill(axis, removed, 0.0), part.by).values.nan_to_num()
+    helps = error_of_others(eased) <= _EASED * error_of_others(part.made.values)
+    return chosen if helps else []
+
+
+def _far_larger(largest: torch.Tensor, most: int) -> list[int]:
+    """Indices of the entries far above the median, and far above the next smaller entry; at most `most` of them."""
+    nonzero = largest[largest > 0]
+    median = nonzero.median() if len(nonzero) else largest.sum()
+    order = largest.argsort(descending=True)
+    ranked = largest[order].tolist()
+    count = 0
+    for at, (entry, smaller) in enumerate(zip(ranked[:most], [*ranked[1:], 0.0], strict=False)):
+        if entry > _OUTLIER * median and entry >= _APART * smaller:
+            count = at + 1
+    return sorted(int(index) for index in order[:count])
 
 
 def _unequal_ranges(part: Part) -> str:

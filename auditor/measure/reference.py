@@ -4,7 +4,7 @@ differentiate in some or all arguments."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -33,32 +33,71 @@ def run_with_gradients(
     passes of torch's own operations; by default only those of operations outside torch.
     """
     lost: list[torch.Tensor] = []
-    tried, row = careful or not is_torchs_own(target), operation_of(target)
-    # On a GPU, recurrent layers support gradients only in training mode; without dropout, the result is equal.
-    if row.recurrent and any(x.device.type != "cpu" for x in tensors_in(args)):
-        given = arguments_of(target, args, {})
-        args = args if given["train"] else tuple((given | {"train": True, "dropout": 0.0}).values())
+    row = operation_of(target)
+    if row.recurrent:
+        args = _in_training_mode(target, args)
     while True:
         try:
             result = wait_for_result(target, target(*args, **kwargs))
             break
         except Exception as error:
             let_through(error)
-            refused = _REFUSED.search(first_line(error))
-            found = arguments_of(target, args, kwargs).get(refused[1]) if refused is not None else None
-            if not isinstance(found, torch.Tensor) or not found.requires_grad:  # the norm raises with gradients enabled
-                lost += [x for x in tensors_in((args, kwargs)) if x.requires_grad]
+            refused = _refused_argument(error, target, args, kwargs)
+            if refused is None:
+                lost += _requiring_gradients((args, kwargs))
                 args, kwargs = over_tensors(torch.Tensor.detach, (args, kwargs))
                 with torch.no_grad():
                     return wait_for_result(target, target(*args, **kwargs)), lost
-            lost.append(found)
-            args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
-    refuses = row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_in(result))
-    tracked = row.asks_shape or row.draws_by or any(x.requires_grad for x in tensors_in(result))
-    if tracked and not refuses and (not tried or _leads_back(result, args, kwargs)):
+            lost.append(refused)
+            args, kwargs = _with_detached(refused, (args, kwargs))
+
+    # The forward passes with gradients; now whether the backward pass does.
+    results = tensors_in(result)
+    refuses = row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in results)
+    is_tracked = row.asks_shape or row.draws_by or any(x.requires_grad for x in results)
+    must_try = careful or not is_torchs_own(target)
+    if is_tracked and not refuses and (not must_try or _leads_back(result, args, kwargs)):
         return result, lost
-    rest = [x for x in tensors_in((args, kwargs)) if x.requires_grad]
+    rest = _requiring_gradients((args, kwargs))
     return over_tensors(torch.Tensor.detach, result), lost + rest
+
+
+def _in_training_mode(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a recurrent layer, on a GPU in training mode: only this supports gradients there, and without
+    dropout the result is equal."""
+    if all(x.device.type == "cpu" for x in tensors_in(args)):
+        return args
+    given = arguments_of(target, args, {})
+    if given["train"]:
+        return args
+    return tuple((given | {"train": True, "dropout": 0.0}).values())
+
+
+def _refused_argument(
+    error: Exception, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor | None:
+    """The argument whose gradient an exception refuses by name; None for any other exception, as of a norm that raises
+    with gradients enabled."""
+    match = _REFUSED.search(first_line(error))
+    if match is None:
+        return None
+    argument = arguments_of(target, args, kwargs).get(match[1])
+    if isinstance(argument, torch.Tensor) and argument.requires_grad:
+        return argument
+    return None
+
+
+def _requiring_gradients(tree: Any) -> list[torch.Tensor]:
+    return [x for x in tensors_in(tree) if x.requires_grad]
+
+
+def _with_detached(argument: torch.Tensor, arguments: Any) -> Any:
+    """Arguments of a call with one of them detached."""
+
+    def detach(x: Any) -> Any:
+        return x.detach() if x is argument else x
+
+    return pytree.tree_map(detach, arguments)
 
 
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -129,6 +168,12 @@ def as_leaf(x: torch.Tensor) -> torch.Tensor:
 Back = Literal["trusted", "tried", "none"]
 
 
+def _sources_of(tensors: Iterable[torch.Tensor], values: Mapping[fx.Node, Any]) -> set[fx.Node]:
+    """The nodes whose values contain one of the tensors."""
+    ids = {id(x) for x in tensors}
+    return {source for source, value in values.items() if any(id(x) in ids for x in tensors_in(value))}
+
+
 class Reference(SeparateResults):
     """Runs a graph whose inputs are leaves of an autograd graph.
 
@@ -161,27 +206,30 @@ class Reference(SeparateResults):
         return x.detach()  # an output that its own backward node held would never be freed
 
     def _compute(self, n: fx.Node, value_of: ValueOf) -> Any:
+        sources = n.all_input_nodes
+        row = row_of(n)
         if self.back == "none":
-            self.lost |= set(n.all_input_nodes)
+            self.lost |= set(sources)
             with torch.no_grad():
                 return RECORDED.compute(n, value_of)
-        if row_of(n).packet == "detach":  # the value reaches the outputs, so its error must be attributed
-            return torch.ops.aten.alias.default(value_of(n.all_input_nodes[0]))
+        if row.packet == "detach":  # the value reaches the outputs, so its error must be attributed
+            return torch.ops.aten.alias.default(value_of(sources[0]))
         args: Any
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), value_of)
-        if isinstance(n.target, torch._ops.OpOverload) and row_of(n).normalizes == "statistics":
+        if isinstance(n.target, torch._ops.OpOverload) and row.normalizes == "statistics":
             return batch_norm(target_of(n), *args)
-        if not any(x.is_floating_point() or x.is_complex() for x in tensors_in(n.meta.get("val"))):
+        outlines = tensors_in(n.meta.get("val"))
+        if not any(x.is_floating_point() or x.is_complex() for x in outlines):
             with torch.no_grad():  # a discrete result has no derivative, and autograd may raise
                 return RECORDED.compute(n, value_of)
-        values = {source: value_of(source) for source in n.all_input_nodes}
-        known = is_product(target_of(n)) or row_of(n).normalizes
-        if known and all(map(is_plain, tensors_in(list(values.values())))):
+        values = {source: value_of(source) for source in sources}
+        has_readings = is_product(target_of(n)) or row.normalizes
+        if has_readings and all(map(is_plain, tensors_in(list(values.values())))):
             return self._read_apart(n, values)
         result, lost = run_with_gradients(target_of(n), args, kwargs, self.back == "tried")
         if lost:
-            self.lost |= {s for s, value in values.items() if any(x is y for x in tensors_in(value) for y in lost)}
-        if row_of(n).steps:
+            self.lost |= _sources_of(lost, values)
+        if row.steps:
             self.lost |= set(values)
         return result
 

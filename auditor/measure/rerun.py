@@ -162,25 +162,32 @@ def regions_of(
 ) -> Iterator[FlaggedRegion]:
     """Run each region (connected operations that change the outputs noticeably) in low precision, all else in FP32.
     Yields the region's joint effect and, to compare it with, the root sum of squares of its operations' own effects."""
+    nodes = measured.capture.nodes
+    limit = SENSITIVE_SHARE * output_metric.limit
     for fmt in measured.formats:
-        known = {name: by_format[fmt] for name, by_format in found.items()}
-        flagged = {
-            name
-            for name, errors in measured.errors.items()
-            if not known[name].isolated <= SENSITIVE_SHARE * output_metric.limit and errors[fmt].unsupported is None
-        }
+        effects = {name: by_format[fmt] for name, by_format in found.items()}
+        flagged = set[str]()
+        for name, errors in measured.errors.items():
+            if not effects[name].isolated <= limit and errors[fmt].unsupported is None:
+                flagged.add(name)
         reruns = Reruns(measured, fmt, output_metric)
-        ranked = list[tuple[float, tuple[fx.Node, ...]]]()
-        for nodes in _flagged_components(measured.capture, flagged):
-            entering = {source for node in nodes for source in node.all_input_nodes} - set(nodes)
-            own = [known[node.name].own for node in nodes if node.name in known]
-            cast = [known[node.name].cast for node in entering if node.name in known]
-            ranked.append((math.hypot(*own, *cast), nodes))
-        for explained, nodes in sorted(ranked, key=lambda pair: -pair[0])[:MAX_REGIONS]:
-            names = tuple(node.name for node in nodes if node.name in measured.capture.nodes)
-            local, error, failure = reruns.region([node.name for node in nodes])
-            around = _innermost(measured.capture.nodes[name].owner for name in names)
+        ranked = list[tuple[float, tuple[fx.Node, ...]]]()  # (root sum of squares, region)
+        for region in _flagged_components(measured.capture, flagged):
+            ranked.append((_sum_of_effects(region, effects), region))
+        ranked.sort(key=lambda pair: -pair[0])
+        for explained, region in ranked[:MAX_REGIONS]:
+            names = tuple(node.name for node in region if node.name in nodes)
+            local, error, failure = reruns.region([node.name for node in region])
+            around = _innermost(nodes[name].owner for name in names)
             yield FlaggedRegion(fmt, names, around, local, error, explained, failure)
+
+
+def _sum_of_effects(region: Sequence[fx.Node], effects: Mapping[str, Contribution]) -> float:
+    """The root sum of squares of the own effects in a region, and of the casts of the values that enter it."""
+    entering = {source for node in region for source in node.all_input_nodes} - set(region)
+    own = [effects[node.name].own for node in region if node.name in effects]
+    cast = [effects[node.name].cast for node in entering if node.name in effects]
+    return math.hypot(*own, *cast)
 
 
 def _innermost(modules: Iterable[str]) -> str:

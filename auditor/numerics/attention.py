@@ -51,19 +51,26 @@ def fused_attention(given: Given, dtype: torch.dtype) -> Tensor:
 
     Shapes: query [*, l, e], key [*, s, e], value [*, s, v], attn_mask broadcastable to [*, l, s] -> [*, l, v].
     """
-    query, key, value = (given[name].float() for name in ("query", "key", "value"))
+    query = given["query"].float()
+    key = given["key"].float()
+    value = given["value"].float()
     if given.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
         groups = query.shape[-3] // key.shape[-3]
-        key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
+        key = key.repeat_interleave(groups, -3)
+        value = value.repeat_interleave(groups, -3)
     scale = given.get("scale")
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    mask, keys = _mask(given, query.shape[-2], key.shape[-2]), key.transpose(-2, -1)
-    parts = []
-    for start in range(0, max(query.shape[-2], 1), _ROWS):
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    length = query.shape[-2]
+    mask = _mask(given, length, key.shape[-2])
+    keys = key.transpose(-2, -1)
+    parts = list[Tensor]()
+    for start in range(0, max(length, 1), _ROWS):
         rows = slice(start, start + _ROWS)
-        scores = _RoundedGradients.apply(scale * (query[..., rows, :] @ keys), dtype)  # type: ignore[no-untyped-call]
+        exact = factor * (query[..., rows, :] @ keys)
+        scores = _RoundedGradients.apply(exact, dtype)  # type: ignore[no-untyped-call]
         if mask is not None:
-            scores = scores + (mask[..., rows, :] if mask.shape[-2] > 1 else mask)
+            is_same_for_rows = mask.shape[-2] <= 1
+            scores = scores + (mask if is_same_for_rows else mask[..., rows, :])
         parts.append(_weighted(scores, value, dtype))
     return torch.cat(parts, -2).to(dtype)
 

@@ -41,26 +41,32 @@ def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     """Run a recurrent layer on half-precision tensors on a CPU, step by step. Shapes: like `aten.gru.input`,
     `aten.gru.data` and similar operations."""
     given = widen(arguments_of(target, args, kwargs))
+    step = STEPS[operation_of(target).name]
     rows, sizes = _rows(given)
-    ways, params = 1 + given["bidirectional"], given["params"]
-    each = len(params) // (given["num_layers"] * ways)
-    step, back, lasts = STEPS[operation_of(target).name], _backwards(sizes), []
+    back = _backwards(sizes)
+    ways = 1 + given["bidirectional"]
+    params = given["params"]
+    per_way = len(params) // (given["num_layers"] * ways)
+    initial = _several(given["hx"])  # each [layers * directions, batch, features]
+    finals = list[_States]()
     for layer in range(given["num_layers"]):
         if layer and given["train"]:  # drawn in the format: random numbers depend on the dtype
             rows = widen(torch.dropout(round_tree(rows, row), given["dropout"], True))
-        these = slice(layer * ways, (layer + 1) * ways)
-        of_ways = [params[i * each : (i + 1) * each] for i in range(these.start, these.stop)]
-        weights = [torch.stack(one) for one in zip(*of_ways, strict=True)]
-        both = torch.stack([rows, rows[back]][:ways])
-        outputs, last = _run_ways(
-            step, both, sizes, tuple(x[these] for x in _several(given["hx"])), weights, given, row
-        )
-        rows = torch.cat([outputs[0], *(x[back] for x in outputs[1:])], -1)
-        lasts.append(last)
+        first = layer * ways
+        states = tuple(x[first : first + ways] for x in initial)
+        of_ways = [params[way * per_way : (way + 1) * per_way] for way in range(first, first + ways)]
+        weights = [torch.stack(alike) for alike in zip(*of_ways, strict=True)]  # each [directions, *]
+        directions = torch.stack([rows, rows[back]][:ways])
+        outputs, last = _run_ways(step, directions, sizes, states, weights, given, row)
+        in_order = [outputs[0], *(output[back] for output in outputs[1:])]
+        rows = torch.cat(in_order, -1)
+        finals.append(last)
     if "input" in given:
         rows = rows.view(len(sizes), sizes[0], rows.shape[-1])
-        rows = rows.transpose(0, 1) if given["batch_first"] else rows
-    return round_tree((rows, *(torch.cat(states) for states in zip(*lasts, strict=True))), row)
+        if given["batch_first"]:
+            rows = rows.transpose(0, 1)
+    states = tuple(torch.cat(of_layers) for of_layers in zip(*finals, strict=True))
+    return round_tree((rows, *states), row)
 
 
 def _run_ways(
@@ -74,28 +80,48 @@ def _run_ways(
 ) -> tuple[Tensor, _States]:
     """Outputs of all steps, and final states of a layer. rows: [directions, rows of all steps, features]; sizes: number
     of rows in each step; states: [directions, batch, features]."""
-    of_input, of_state, *others = (x.mT.contiguous() if x.dim() == 3 else x.unsqueeze(1) for x in weights)
-    biases: Sequence[Tensor | None] = others[:2] if given["has_biases"] else (None, None)
-    outputs = []
-    for from_input in torch.split(_product(rows, of_input, biases[0], row), list(sizes), 1):
+    of_input, of_state, *others = map(_by_direction, weights)
+    input_bias: Tensor | None = None
+    state_bias: Tensor | None = None
+    projections = others
+    if given["has_biases"]:
+        input_bias, state_bias, *projections = others
+    outputs = list[Tensor]()
+    from_inputs = _product(rows, of_input, input_bias, row)
+    for from_input in torch.split(from_inputs, list(sizes), 1):
         size = from_input.shape[1]
-        ended = size < states[0].shape[1]
-        now = tuple(x[:, :size] for x in states) if ended else states
-        from_state = _product(now[0], of_state, biases[1], row)
-        result = tuple(round_to(x, row.name) for x in step(from_input, from_state, now))
-        for weight in others[2:] if given["has_biases"] else others:
-            result = (_product(result[0], weight, None, row), *result[1:])
+        has_ended = size < states[0].shape[1]  # some sequences
+        going_on = tuple(state[:, :size] for state in states) if has_ended else states
+        from_state = _product(going_on[0], of_state, state_bias, row)
+        result = tuple(round_to(state, row.name) for state in step(from_input, from_state, going_on))
+        for weight in projections:
+            projected = _product(result[0], weight, None, row)
+            result = (projected, *result[1:])
         outputs.append(result[0])
-        if ended:  # sequences that have ended keep their last state
-            result = tuple(torch.cat((x, y[:, size:]), 1) for x, y in zip(result, states, strict=True))
+        if has_ended:  # sequences that have ended keep their last state
+            pairs = zip(result, states, strict=True)
+            result = tuple(torch.cat((new, old[:, size:]), 1) for new, old in pairs)
         states = result
     return torch.cat(outputs, 1), states
 
 
+def _by_direction(weight: Tensor) -> Tensor:
+    """A weight [directions, out, in] transposed, or a bias [directions, out] as [directions, 1, out]."""
+    if weight.dim() == 3:
+        return weight.mT.contiguous()
+    return weight.unsqueeze(1)
+
+
 def _backwards(sizes: Sequence[int]) -> Tensor:
     """Permutation of the rows that reverses the steps of every sequence. sizes: number of rows in each step."""
-    starts, length = [0, *accumulate(sizes)], [sum(size > i for size in sizes) for i in range(sizes[0])]
-    return torch.tensor([starts[length[i] - 1 - t] + i for t, size in enumerate(sizes) for i in range(size)])
+    starts = [0, *accumulate(sizes)]  # of the steps
+    lengths = [sum(size > sequence for size in sizes) for sequence in range(sizes[0])]
+    order = list[int]()
+    for step, size in enumerate(sizes):
+        for sequence in range(size):
+            opposite = lengths[sequence] - 1 - step
+            order.append(starts[opposite] + sequence)
+    return torch.tensor(order)
 
 
 def _rows(given: dict[str, Any]) -> tuple[Tensor, list[int]]:

@@ -153,17 +153,34 @@ def refuses_mixture(op: Any, formats: Mapping[str, Sequence[tuple[str, bool]]]) 
     formats: {argument: the (name of the format, whether zero-dimensional) of each tensor in it}.
     """
     facts = facts_of(op)
+    tensors = [tensor for of_argument in formats.values() for tensor in of_argument]
     if facts.mixture == "same":
-        return _differ(each for several in formats.values() for each in several)
+        return _differ(tensors)
     for group in facts.equal:
-        members = ((each.removesuffix("~"), each.endswith("~")) for each in group)
-        chosen = [one for name, free in members for one in formats.get(name, ()) if not (free and one[1])]
-        if _differ(chosen):
+        if _differ(_tensors_of_group(group, formats)):
             return True
-    first = next((name for several in formats.values() for name, _ in several), "")
-    beside = [name for each in facts.fp32_beside_low for name, _ in formats.get(each, ())]
-    accepted = {first, "fp32"} if first and FORMATS[first].low else {first}
+    first = tensors[0][0] if tensors else ""
+    accepted = {first}
+    if first and FORMATS[first].low:
+        accepted.add("fp32")
+    beside = list[str]()  # the formats of arguments that may be FP32 beside low precision
+    for argument in facts.fp32_beside_low:
+        beside += [name for name, _ in formats.get(argument, ())]
     return not accepted.issuperset(beside)
+
+
+def _tensors_of_group(
+    group: Iterable[str], formats: Mapping[str, Sequence[tuple[str, bool]]]
+) -> list[tuple[str, bool]]:
+    """The tensors of arguments that must have one format. "~" after an argument's name: its zero-dimensional tensors are
+    free."""
+    tensors = list[tuple[str, bool]]()
+    for argument in group:
+        spares_scalars = argument.endswith("~")
+        for name, is_scalar in formats.get(argument.removesuffix("~"), ()):
+            if not (spares_scalars and is_scalar):
+                tensors.append((name, is_scalar))
+    return tensors
 
 
 def _differ(formats: Iterable[tuple[str, bool]]) -> bool:

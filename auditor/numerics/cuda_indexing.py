@@ -130,20 +130,27 @@ def _embedding_dense_backward(given: Given, dtype: torch.dtype) -> Tensor:
 def _scattered(totals: Tensor, dim: int, index: Tensor, terms: Tensor, apply: _Apply) -> Tensor:
     """Combine each term with the entry of `totals` that `index` names along `dim`. Shapes: as torch.scatter_add."""
     if not totals.dim():
-        return _scattered(totals.reshape(1), 0, index.reshape(-1), terms.reshape(-1), apply).reshape(())
+        scattered = _scattered(totals.reshape(1), 0, index.reshape(-1), terms.reshape(-1), apply)
+        return scattered.reshape(())
     if not index.numel():
         return totals.clone()
     dim = dim % totals.dim()
-    terms = terms[tuple(slice(size) for size in index.shape)]
+    read = tuple(slice(size) for size in index.shape)
+    terms = terms[read]
     if _repeats_rows(index, dim):  # [n, *]: one index for each row
-        row_index = index.movedim(dim, 0).flatten(1)[:, 0] if index.dim() > 1 else index
-        rows, others = totals.movedim(dim, 0), terms.movedim(dim, 0)
-        if rows.shape[1:] == others.shape[1:]:
-            return apply(rows, row_index, others).movedim(0, dim)
-    places = torch.arange(totals.numel()).reshape(totals.shape)
-    reach = (slice(size) if at != dim else slice(None) for at, size in enumerate(index.shape))
-    targets = places[tuple(reach)].gather(dim, index)
-    return apply(totals.reshape(-1), targets.reshape(-1), terms.reshape(-1)).reshape(totals.shape)
+        row_index = index
+        if index.dim() > 1:
+            row_index = index.movedim(dim, 0).flatten(1)[:, 0]
+        rows = totals.movedim(dim, 0)
+        term_rows = terms.movedim(dim, 0)
+        if rows.shape[1:] == term_rows.shape[1:]:
+            return apply(rows, row_index, term_rows).movedim(0, dim)
+    places = torch.arange(totals.numel()).reshape(totals.shape)  # of each entry in the flat tensor
+    reached = [slice(size) for size in index.shape]
+    reached[dim] = slice(None)
+    targets = places[tuple(reached)].gather(dim, index)
+    combined = apply(totals.reshape(-1), targets.reshape(-1), terms.reshape(-1))
+    return combined.reshape(totals.shape)
 
 
 def _repeats_rows(index: Tensor, dim: int) -> bool:

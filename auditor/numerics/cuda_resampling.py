@@ -131,16 +131,21 @@ def _antialias(given: Given, dtype: torch.dtype) -> Tensor:
 def _antialias_backward(given: Given, dtype: torch.dtype) -> Tensor:
     """Backward of antialiased resizing; rounds the product of the two weights, its product with the gradient, and each
     partial sum."""
-    r, grad, shape = rounder(dtype), given["grad_output"], given["input_size"]
-    across = _antialias_weights(given, shape[-1], grad.shape[-1], given.get("scales_w"), dtype)
-    down = _antialias_weights(given, shape[-2], grad.shape[-2], given.get("scales_h"), dtype)
+    r = rounder(dtype)
+    grad = given["grad_output"]
+    shape = given["input_size"]
+    height = shape[-2]
+    width = shape[-1]
+    across = _antialias_weights(given, width, grad.shape[-1], given.get("scales_w"), dtype)  # [output, input]
+    down = _antialias_weights(given, height, grad.shape[-2], given.get("scales_h"), dtype)
     rows = _rows(grad.float(), 2)
-    totals = torch.zeros(shape[-2] * shape[-1], rows.shape[1], dtype=dtype)
-    for y, x in itertools.product(range(shape[-2]), range(shape[-1])):
-        weights = r(down[:, y, None] * across[None, :, x]).reshape(-1)
+    totals = torch.zeros(height * width, rows.shape[1], dtype=dtype)
+    for y, x in itertools.product(range(height), range(width)):
+        weights = r(down[:, y, None] * across[None, :, x]).reshape(-1)  # of all outputs
         used = weights.nonzero()[:, 0]
         terms = (weights[used, None] * rows[used]).to(dtype)
-        totals = add_in_order(totals, torch.full_like(used, y * shape[-1] + x), terms)
+        target = torch.full_like(used, y * width + x)
+        totals = add_in_order(totals, target, terms)
     return _from_rows(totals, shape)
 
 
@@ -195,39 +200,40 @@ def _avg_pool_backward(given: Given, dtype: torch.dtype) -> Tensor:
     2-D: the quotients are rounded and added in FP32. 3-D with stride 1 and no padding: the gradients are added in FP32,
     and the sum is divided. Other 3-D: the quotients are rounded and added in the format.
     """
-    r, grad, x = rounder(dtype), given["grad_output"], given["self"]
+    r = rounder(dtype)
+    grad = given["grad_output"]
+    x = given["self"]
     spatial = 3 if given["op"].startswith("avg_pool3d") else 2
     kernel = _several(given["kernel_size"], spatial)
     stride = _several(given["stride"] or kernel, spatial)
     padding = _several(given["padding"], spatial)
-    sizes, outs = x.shape[-spatial:], grad.shape[-spatial:]
-    windows = [_windows(*each) for each in zip(sizes, outs, kernel, stride, padding, strict=True)]
-    divisor = torch.ones(1)
-    for start, end, length in windows:
-        counted = length if given["count_include_pad"] else end - start
-        divisor = (divisor[:, None] * counted.float()).reshape(-1)
-    if given["divisor_override"]:
-        divisor = torch.full_like(divisor, given["divisor_override"])
+    ceil_mode = given["ceil_mode"]
+    counts_padding = given["count_include_pad"]
+    if spatial == 3 and all(step == 1 for step in stride) and not any(padding):
+        divisor_override = given["divisor_override"]
+        options = (kernel, stride, padding, ceil_mode, counts_padding, divisor_override)
+        return torch.ops.aten.avg_pool3d_backward(grad.float(), x.float(), *options).to(dtype)
+    axes = zip(x.shape[-spatial:], grad.shape[-spatial:], kernel, stride, padding, strict=True)
+    windows = [_windows(*axis) for axis in axes]
+    divisor = _window_sizes(given, windows)
     rows = _rows(grad.float(), spatial)
     if spatial == 2:
-        terms = r(rows / r(divisor)[:, None])
-        quotients = _from_rows(terms, grad.shape)
-        summed = aten.avg_pool2d_backward(
-            quotients, x.float(), kernel, stride, padding, given["ceil_mode"], given["count_include_pad"], 1
-        )
-        return summed.to(dtype)
-    if all(step == 1 for step in stride) and not any(padding):
-        return torch.ops.aten.avg_pool3d_backward(
-            grad.float(),
-            x.float(),
-            kernel,
-            stride,
-            padding,
-            given["ceil_mode"],
-            given["count_include_pad"],
-            given["divisor_override"],
-        ).to(dtype)
-    return _spread(r(rows / divisor[:, None]), [(start, end) for start, end, _ in windows], x.shape, dtype)
+        quotients = _from_rows(r(rows / r(divisor)[:, None]), grad.shape)
+        options = (kernel, stride, padding, ceil_mode, counts_padding, 1)
+        return aten.avg_pool2d_backward(quotients, x.float(), *options).to(dtype)
+    bounds = [(start, end) for start, end, _ in windows]
+    return _spread(r(rows / divisor[:, None]), bounds, x.shape, dtype)
+
+
+def _window_sizes(given: Given, windows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """The divisor of each output's window, [outputs]. windows: (first entry, end, length with padding) along each axis."""
+    sizes = torch.ones(1)
+    for start, end, length in windows:
+        counted = length if given["count_include_pad"] else end - start
+        sizes = (sizes[:, None] * counted.float()).reshape(-1)
+    if given["divisor_override"]:
+        return torch.full_like(sizes, given["divisor_override"])
+    return sizes
 
 
 @exception("adaptive_avg_pool2d")
@@ -340,18 +346,21 @@ def _grid_sampler_backward(given: Given, dtype: torch.dtype) -> tuple[Tensor | N
 
     Shapes: grad_output [n, c, *out], input [n, c, *sizes], grid [n, *out, d] -> those of input and grid.
     """
-    x, grid, mode = given["input"], given["grid"], given["interpolation_mode"]
-    mask = given.get("output_mask", (True, True))
+    x = given["input"]
+    grid = given["grid"]
+    grad = given["grad_output"]
     r = rounder(dtype)
-    grads, places = list[Tensor](), list[Tensor]()
-    for sample in range(len(x)):
-        one = _Sample(x[sample].float(), grid[sample].float(), given["grad_output"][sample].float(), given, r, dtype)
-        run = {_LINEAR: one.linear, _NEAREST: one.nearest, _CUBIC: one.cubic}[mode]
-        grad_input, grad_grid = run()
-        grads.append(grad_input.float().T.reshape(x.shape[1:]))
-        places.append(grad_grid.float().reshape(grid.shape[1:]))
-    grad_x, grad_places = torch.stack(grads).to(dtype), torch.stack(places).to(dtype)
-    return (grad_x if mask[0] else None), (grad_places if mask[1] else None)
+    input_gradients = list[Tensor]()
+    grid_gradients = list[Tensor]()
+    for index in range(len(x)):
+        sample = _Sample(x[index].float(), grid[index].float(), grad[index].float(), given, r, dtype)
+        input_gradient, grid_gradient = sample.gradients(given["interpolation_mode"])
+        input_gradients.append(input_gradient.float().T.reshape(x.shape[1:]))
+        grid_gradients.append(grid_gradient.float().reshape(grid.shape[1:]))
+    of_input = torch.stack(input_gradients).to(dtype)
+    of_grid = torch.stack(grid_gradients).to(dtype)
+    asks_input, asks_grid = given.get("output_mask", (True, True))
+    return (of_input if asks_input else None), (of_grid if asks_grid else None)
 
 
 class _Sample:
@@ -366,41 +375,69 @@ class _Sample:
         self.r, self.dtype = r, dtype
         self.totals = torch.zeros(self.values.shape, dtype=dtype)
 
+    def gradients(self, mode: int) -> tuple[Tensor, Tensor]:
+        """Gradients of input and grid in an interpolation mode."""
+        if mode == _LINEAR:
+            return self.linear()
+        if mode == _NEAREST:
+            return self.nearest()
+        return self.cubic()
+
     def linear(self) -> tuple[Tensor, Tensor]:
         """Gradients of input [p, c] and grid [q, d] in bilinear and trilinear sampling."""
-        r, dims = self.r, len(self.sizes)
-        sources = [self.source(at) for at in range(dims)]  # x first
-        low = [source.floor() for source, _ in sources]
-        distances = [
-            (r(r(first + 1) - source), r(source - r(first))) for (source, _), first in zip(sources, low, strict=True)
-        ]
-        slopes = [torch.zeros(len(self.grad)) for _ in range(dims)]
-        corners = [bits[::-1] for bits in itertools.product((0, 1), repeat=dims)]  # x changes fastest
-        places = [self.position([low[at] + bit for at, bit in enumerate(bits)]) for bits in corners]
+        r = self.r
+        dims = len(self.sizes)
+        sources = [self.source(axis) for axis in range(dims)]  # x first
+        low = [position.floor() for position, _ in sources]
+
+        # The weights of the lower and the upper entry along each axis, [q] each.
+        axis_weights = list[tuple[Tensor, Tensor]]()
+        for (position, _), first in zip(sources, low, strict=True):
+            to_upper = r(r(first + 1) - position)
+            to_lower = r(position - r(first))
+            axis_weights.append((to_upper, to_lower))
+
+        # A corner has a bit for each axis, x first: whether it is the upper entry. x changes fastest.
+        corners = [bits[::-1] for bits in itertools.product((0, 1), repeat=dims)]
+        places = list[tuple[Tensor, Tensor]]()
+        for bits in corners:
+            corner = [first + bit for first, bit in zip(low, bits, strict=True)]
+            places.append(self.position(corner))
+
         for bits, (place, inside) in zip(corners, places, strict=True):
-            weight = distances[0][bits[0]]
-            for at in range(1, dims):
-                weight = r(weight * distances[at][bits[at]])
+            weight = _rounded_product([axis_weights[axis][bit] for axis, bit in enumerate(bits)], r)
             self.add(place, inside, r(weight[:, None] * self.grad))
+        slopes = self.linear_slopes(corners, places, axis_weights)
+        grid = [r(derivative * slope) for (_, derivative), slope in zip(sources, slopes, strict=True)]
+        return self.totals, torch.stack(grid, 1).to(self.dtype)
+
+    def linear_slopes(
+        self,
+        corners: Sequence[tuple[int, ...]],
+        places: Sequence[tuple[Tensor, Tensor]],
+        axis_weights: Sequence[tuple[Tensor, Tensor]],
+    ) -> list[Tensor]:
+        """Gradients of the input positions, [q] for each axis: summed over channels and corners, in the format."""
+        r = self.r
+        dims = len(self.sizes)
+        slopes = [torch.zeros(len(self.grad)) for _ in range(dims)]
         for channel in range(self.grad.shape[1]):
             flow = self.grad[:, channel]
             for bits, (place, inside) in zip(corners, places, strict=True):
                 value = self.values[place, channel]
-                for at in range(dims):
-                    term = value
-                    for other in range(dims):
-                        if other != at:
-                            term = r(term * distances[other][bits[other]])
-                    term = r(term * flow)
-                    moved = r(slopes[at] + term if bits[at] else slopes[at] - term)
-                    slopes[at] = torch.where(inside, moved, slopes[at])
-        grid = [(r(mult * slope)) for (_, mult), slope in zip(sources, slopes, strict=True)]
-        return self.totals, torch.stack(grid, 1).to(self.dtype)
+                for axis in range(dims):
+                    weights = [axis_weights[other][bits[other]] for other in range(dims) if other != axis]
+                    term = _rounded_product([value, *weights, flow], r)
+                    if not bits[axis]:  # a lower entry's weight falls along the axis
+                        term = -term
+                    moved = r(slopes[axis] + term)
+                    slopes[axis] = torch.where(inside, moved, slopes[axis])
+        return slopes
 
     def nearest(self) -> tuple[Tensor, Tensor]:
         """Gradients of input and grid in nearest sampling; the grid's are zero."""
-        rounded = [self.source(at)[0].round() for at in range(len(self.sizes))]
-        place, inside = self.position(rounded)
+        positions = [self.source(axis)[0] for axis in range(len(self.sizes))]
+        place, inside = self.position([position.round() for position in positions])
         self.add(place, inside, self.grad)
         return self.totals, torch.zeros(len(self.grad), len(self.sizes), dtype=self.dtype)
 
@@ -411,21 +448,23 @@ class _Sample:
         y_source, y_scale = self.unnormalized(1)
         x_low = x_source.floor()
         y_low = y_source.floor()
-        x_weights, x_slopes = _cubic_coefficients(r(x_source - x_low), r)  # four of [q]
-        y_weights, y_slopes = _cubic_coefficients(r(y_source - y_low), r)
+        x_taps = list(zip(*_cubic_coefficients(r(x_source - x_low), r), strict=True))  # four of (weight, slope), [q]
+        y_taps = list(zip(*_cubic_coefficients(r(y_source - y_low), r), strict=True))
         x_gradient = torch.zeros(len(self.grad))
         y_gradient = torch.zeros(len(self.grad))
         for i, j in itertools.product(range(4), range(4)):
-            place, inside = self.position([self.bounded(x_low - 1 + i, 0), self.bounded(y_low - 1 + j, 1)])
-            x_weight = x_weights[i]
-            y_weight = y_weights[j]
+            x = self.bounded(x_low - 1 + i, 0)
+            y = self.bounded(y_low - 1 + j, 1)
+            place, inside = self.position([x, y])
+            x_weight, x_slope = x_taps[i]
+            y_weight, y_slope = y_taps[j]
             by_row = r(self.grad * x_weight[:, None])
             self.add(place, inside, r(by_row * y_weight[:, None]))
             for channel in range(self.grad.shape[1]):
                 value = torch.where(inside, self.values[place, channel], 0.0)
                 flow = self.grad[:, channel]
-                x_term = r(r(r(value * x_slopes[i]) * y_weight) * flow)
-                y_term = r(r(r(value * y_slopes[j]) * x_weight) * flow)
+                x_term = _rounded_product([value, x_slope, y_weight, flow], r)
+                y_term = _rounded_product([value, y_slope, x_weight, flow], r)
                 x_gradient = r(x_gradient - x_term)
                 y_gradient = r(y_gradient - y_term)
         grid = [r(x_scale * x_gradient), r(y_scale * y_gradient)]
@@ -437,56 +476,86 @@ class _Sample:
 
     def position(self, coordinates: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The flat position of integer coordinates, x first, and whether it lies inside the input. Shapes: [q]."""
-        place, inside = torch.zeros(len(self.grad), dtype=torch.int64), torch.ones(len(self.grad), dtype=torch.bool)
+        place = torch.zeros(len(self.grad), dtype=torch.int64)
+        inside = torch.ones(len(self.grad), dtype=torch.bool)
         for size, coordinate in zip(self.sizes, reversed(coordinates), strict=True):
             inside &= (coordinate >= 0) & (coordinate < size)
-            place = place * size + coordinate.nan_to_num(0).clamp(0, size - 1).long()
+            nearest = coordinate.nan_to_num(0).clamp(0, size - 1).long()
+            place = place * size + nearest
         return place, inside
 
-    def unnormalized(self, at: int) -> tuple[Tensor, Tensor]:
-        """Axis `at` (0: x) of the grid, converted from [-1, 1] to input positions, and the derivative of this conversion;
+    def unnormalized(self, axis: int) -> tuple[Tensor, Tensor]:
+        """An axis (0: x) of the grid, converted from [-1, 1] to input positions, and the derivative of this conversion;
         both are rounded to the format."""
-        r, size, x = self.r, self.sizes[len(self.sizes) - 1 - at], self.coordinates[at]
-        source = r((x + 1) / 2 * (size - 1)) if self.align else r(((x + 1) * size - 1) / 2)
-        slope = rounded_number(rounded_number(size - 1 if self.align else size, self.dtype) / 2, self.dtype)
+        r = self.r
+        size = self.size_along(axis)
+        x = self.coordinates[axis]
+        if self.align:
+            length = size - 1
+            source = r((x + 1) / 2 * length)
+        else:
+            length = size
+            source = r(((x + 1) * size - 1) / 2)
+        half = rounded_number(length, self.dtype) / 2
+        slope = rounded_number(half, self.dtype)
         return source, torch.full_like(source, slope)
 
-    def source(self, at: int) -> tuple[Tensor, Tensor]:
+    def size_along(self, axis: int) -> int:
+        """The input's size along an axis (0: x, which is the last dimension)."""
+        return self.sizes[len(self.sizes) - 1 - axis]
+
+    def source(self, axis: int) -> tuple[Tensor, Tensor]:
         """The positions of `unnormalized` after the padding mode moved those outside the input, and their derivative with
         respect to the grid; both are rounded to the format."""
-        r, size = self.r, self.sizes[len(self.sizes) - 1 - at]
-        source, slope = self.unnormalized(at)
+        size = self.size_along(axis)
+        source, slope = self.unnormalized(axis)
         if self.padding == _REFLECTION:
             source, sign = self.reflected(source, size)
-            slope = r(slope * sign)
+            slope = self.r(slope * sign)
         if self.padding in (_BORDER, _REFLECTION):
-            most = rounded_number(size - 1, self.dtype)
-            slope = torch.where((source <= 0) | (source >= most), 0.0, slope)
-            source = source.clamp(0, most)
+            last = rounded_number(size - 1, self.dtype)
+            is_at_border = (source <= 0) | (source >= last)
+            slope = torch.where(is_at_border, 0.0, slope)
+            source = source.clamp(0, last)
         return source, slope
 
     def reflected(self, source: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Coordinates reflected at the borders, and the sign of their derivative."""
         r = self.r
-        low, high = (0, 2 * (size - 1)) if self.align else (-1, 2 * size - 1)
+        low = -1  # the borders, in halves of an entry
+        high = 2 * size - 1
+        if self.align:
+            low = 0
+            high = 2 * (size - 1)
         if low == high:
             return torch.zeros_like(source), torch.zeros_like(source)
-        least, span = rounded_number(low / 2, self.dtype), rounded_number((high - low) / 2, self.dtype)
-        shifted = r(source - least)
+        first = rounded_number(low / 2, self.dtype)
+        span = rounded_number((high - low) / 2, self.dtype)
+        shifted = r(source - first)
         sign = torch.where(shifted < 0, -1.0, 1.0)
         shifted = shifted.abs()
-        extra = r(torch.fmod(shifted, span))
-        even = torch.floor(r(shifted / span)) % 2 == 0
-        return torch.where(even, r(extra + least), r(r(span - extra) + least)), torch.where(even, sign, -sign)
+        rest = r(torch.fmod(shifted, span))
+        is_even = torch.floor(r(shifted / span)) % 2 == 0  # an even number of reflections
+        forward = r(rest + first)
+        backward = r(r(span - rest) + first)
+        return torch.where(is_even, forward, backward), torch.where(is_even, sign, -sign)
 
-    def bounded(self, coordinate: Tensor, at: int) -> Tensor:
-        """Integer positions along axis `at` (0: x) after the padding mode moved those outside, for bicubic sampling."""
-        size = self.sizes[len(self.sizes) - 1 - at]
+    def bounded(self, coordinate: Tensor, axis: int) -> Tensor:
+        """Integer positions along an axis (0: x) after the padding mode moved those outside, for bicubic sampling."""
+        size = self.size_along(axis)
         if self.padding == _REFLECTION:
-            coordinate = self.reflected(coordinate, size)[0]
+            coordinate, _ = self.reflected(coordinate, size)
         if self.padding in (_BORDER, _REFLECTION):
             coordinate = coordinate.clamp(0, size - 1)
         return coordinate.trunc()
+
+
+def _rounded_product(factors: Sequence[Tensor], r: _Round) -> Tensor:
+    """The product of at least one factor, rounded after each multiplication."""
+    result = factors[0]
+    for factor in factors[1:]:
+        result = r(result * factor)
+    return result
 
 
 def _cubic_coefficients(t: Tensor, r: _Round, a: float = -0.75) -> tuple[list[Tensor], list[Tensor]]:

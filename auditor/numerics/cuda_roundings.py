@@ -74,13 +74,15 @@ def _prelu_backward(given: Given, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @exception("pow")
 def _pow(given: Given, dtype: torch.dtype) -> Tensor:
     """A number is rounded as exponent or base; x**3 = r(r(x * x) * x), x**-2 = r(1 / r(x * x))."""
-    r, base, exponent = rounder(dtype), given["self"], given["exponent"]
+    r = rounder(dtype)
+    base = given["self"]
+    exponent = given["exponent"]
     if isinstance(base, Tensor) and isinstance(exponent, Tensor):
         return torch.pow(_wide(base), _wide(exponent)).to(dtype)
     if isinstance(exponent, Tensor):
-        is_real = not isinstance(base, complex)
-        result = torch.pow(rounded_number(base, dtype) if is_real else base, exponent.float())
-        return result.to(dtype) if is_real else result.to(torch.complex32)
+        if isinstance(base, complex):
+            return torch.pow(base, exponent.float()).to(torch.complex32)
+        return torch.pow(rounded_number(base, dtype), exponent.float()).to(dtype)
     x = base.float()
     if exponent in (0, 1, 0.5, -0.5, -1):
         return torch.pow(x, exponent).to(dtype)
@@ -129,23 +131,28 @@ def _floored_quotient(x: Any, y: Any, dtype: torch.dtype) -> Tensor:
 
     By a number, quotients are products with its FP32 inverse; by the number 0 the quotient itself is returned.
     """
-    r, by_number = rounder(dtype), not isinstance(y, Tensor)
-    if by_number and y == 0:
+    r = rounder(dtype)
+    dividend = _in_format(x, dtype)
+    if isinstance(y, Tensor):
+        divisor = _in_format(y, dtype)
+    elif y == 0:
         return (x.float() * _inverse(y)).to(dtype)
-    a = _in_format(x, dtype)
-    b = torch.tensor(float(y), dtype=torch.float32) if by_number else _in_format(y, dtype)
-    inverse = _inverse(y) if by_number else None
-    remainder = torch.fmod(a, b)
-    difference = a - remainder
-    quotient = difference / b if inverse is None else difference * inverse
-    crosses = (remainder != 0) & ((b < 0) != (remainder < 0))
-    quotient = torch.where(crosses, quotient - 1, quotient)
+    else:
+        divisor = torch.tensor(float(y), dtype=torch.float32)
+
+    def divide(z: Tensor) -> Tensor:
+        return z / divisor if isinstance(y, Tensor) else z * _inverse(y)
+
+    remainder = torch.fmod(dividend, divisor)
+    quotient = divide(dividend - remainder)
+    signs_differ = (remainder != 0) & ((divisor < 0) != (remainder < 0))
+    quotient = torch.where(signs_differ, quotient - 1, quotient)
     floor = r(torch.floor(quotient))
     floor = torch.where(quotient - floor > 0.5, r(floor + 1), floor)
-    plain = a / b if inverse is None else a * inverse
+    plain = divide(dividend)
     zero = torch.copysign(torch.zeros(()), plain)
     result = torch.where(quotient != 0, floor, zero)
-    return torch.where(b == 0, plain, result).to(dtype)
+    return torch.where(divisor == 0, plain, result).to(dtype)
 
 
 @exception("round")
@@ -316,10 +323,15 @@ def _nll_loss_forward(given: Given, dtype: torch.dtype) -> tuple[Tensor, Tensor]
     r = rounder(dtype)
     values, weights, _ = _picked(given)
     if given["reduction"] == 0:
-        each = (-weights * values).to(dtype)
-        return (each if given["self"].dim() > 1 else each.reshape(())), torch.zeros((), dtype=dtype)
-    total, weight = r(values * weights).sum(), weights.sum()
-    loss = -total / weight if given["reduction"] == _MEAN else -total
+        losses = (-weights * values).to(dtype)
+        if given["self"].dim() < 2:
+            losses = losses.reshape(())
+        return losses, torch.zeros((), dtype=dtype)
+    total = r(values * weights).sum()
+    weight = weights.sum()
+    loss = -total
+    if given["reduction"] == _MEAN:
+        loss = loss / weight
     return loss.to(dtype), weight.to(dtype)
 
 
@@ -369,17 +381,30 @@ def _nll_loss_backward(given: Given, dtype: torch.dtype) -> Tensor:
 def _multi_margin_loss(given: Given, dtype: torch.dtype) -> Tensor:
     """z = r(r(margin - x_t) + x_i) where positive; to the power p and weighted, rounded; a row's sum over the classes is
     rounded, and so is the sum over rows."""
-    r, x, target = rounder(dtype), given["self"].float(), given["target"].reshape(-1)
-    rows = x if x.dim() == 2 else x.reshape(1, -1)
+    r = rounder(dtype)
+    x = given["self"].float()
+    target = given["target"].reshape(-1)
+    rows = x if x.dim() == 2 else x.reshape(1, -1)  # [n, c]
     z, own = _margins(rows, target, rounded_number(given["margin"], dtype), r)
-    each = z if given["p"] == 1 else r(z * z)
+    terms = z if given["p"] == 1 else r(z * z)
     if given.get("weight") is not None:
-        each = r(each * given["weight"].float()[target][:, None])
-    count = rows.shape[1] * (len(rows) if given["reduction"] == _MEAN else 1)
-    losses = r(each.masked_fill(own, 0).sum(1) / count)
-    if given["reduction"] == 0:
-        return (losses if x.dim() > 1 else losses.reshape(())).to(dtype)
-    return losses.sum().to(dtype)
+        weights = given["weight"].float()[target]
+        terms = r(terms * weights[:, None])
+    sums = terms.masked_fill(own, 0).sum(1)
+    losses = r(sums / _margin_divisor(rows, given["reduction"]))
+    if given["reduction"] != 0:
+        return losses.sum().to(dtype)
+    if x.dim() < 2:
+        losses = losses.reshape(())
+    return losses.to(dtype)
+
+
+def _margin_divisor(rows: Tensor, reduction: int) -> int:
+    """What divides the sums over the classes: their number, times the number of rows for the mean over rows."""
+    count = rows.shape[1]
+    if reduction == _MEAN:
+        count *= len(rows)
+    return count
 
 
 def _margins(rows: Tensor, target: Tensor, margin: float, r: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -392,17 +417,22 @@ def _margins(rows: Tensor, target: Tensor, margin: float, r: Callable[[Tensor], 
 
 @exception("multi_margin_loss_backward")
 def _multi_margin_loss_backward(given: Given, dtype: torch.dtype) -> Tensor:
-    r, x, target = rounder(dtype), given["self"].float(), given["target"].reshape(-1)
-    rows = x if x.dim() == 2 else x.reshape(1, -1)
+    """The gradient of a target is the rounded negative sum of its row's rounded gradients."""
+    r = rounder(dtype)
+    x = given["self"].float()
+    target = given["target"].reshape(-1)
+    rows = x if x.dim() == 2 else x.reshape(1, -1)  # [n, c]
     z, own = _margins(rows, target, rounded_number(given["margin"], dtype), r)
-    factor = 1 / (rows.shape[1] * (len(rows) if given["reduction"] == _MEAN else 1))
-    each = (z > 0) * factor if given["p"] == 1 else 2 * factor * z
+    factor = 1 / _margin_divisor(rows, given["reduction"])
+    slopes = (z > 0) * factor if given["p"] == 1 else 2 * factor * z
     if given.get("weight") is not None:
-        each = each * given["weight"].float()[target][:, None]
-    each = r(each)
-    each = torch.where(own, r(-each.sum(1, keepdim=True)), each)
+        weights = given["weight"].float()[target]
+        slopes = slopes * weights[:, None]
+    slopes = r(slopes)
+    of_targets = r(-slopes.sum(1, keepdim=True))
+    slopes = torch.where(own, of_targets, slopes)
     grad = given["grad_output"].float().reshape(-1, 1)
-    return (each * grad).reshape(x.shape).to(dtype)
+    return (slopes * grad).reshape(x.shape).to(dtype)
 
 
 # Reductions, norms and scans.
@@ -464,20 +494,27 @@ def _linspace(given: Given, dtype: torch.dtype) -> Tensor:
 def _convolution(given: Given, dtype: torch.dtype) -> Tensor:
     """The product is rounded before the bias is added; depthwise convolutions add it in FP32. A transposed convolution
     with stride 1 multiplies its padding, so that infinite weights give NaN."""
-    x, weight, bias = (_wide(given.get(name)) for name in ("input", "weight", "bias"))
+    x = _wide(given.get("input"))
+    weight = _wide(given.get("weight"))
+    bias = _wide(given.get("bias"))
+    groups = given["groups"]
+    is_transposed = given["transposed"]
     rest = [given[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")]
-    is_depthwise = not given["transposed"] and given["groups"] > 1 and given["groups"] == x.shape[1]
+    is_depthwise = not is_transposed and groups > 1 and groups == x.shape[1]
     if bias is not None and is_depthwise:
         return aten.convolution(x, weight, bias, *rest).to(dtype)
     result = aten.convolution(x, weight, None, *rest)
-    if given["transposed"] and all(step == 1 for step in given["stride"]) and not bool(weight.isfinite().all()):
+    multiplies_padding = is_transposed and all(step == 1 for step in given["stride"])
+    if multiplies_padding and not bool(weight.isfinite().all()):
         reached = aten.convolution(torch.ones_like(x), torch.ones_like(weight), None, *rest)
-        taps = weight[0, 0].numel() * weight.shape[0] // given["groups"]
-        result = result.masked_fill(reached < taps, math.nan)
+        taps = weight[0, 0].numel() * weight.shape[0] // groups
+        reads_padding = reached < taps
+        result = result.masked_fill(reads_padding, math.nan)
     if bias is None:
         return result.to(dtype)
-    shape = [1, -1] + [1] * (result.dim() - 2)
-    return (rounder(dtype)(result) + bias.reshape(shape)).to(dtype)
+    shape = [1, -1, *[1] * (result.dim() - 2)]
+    rounded = rounder(dtype)(result)
+    return (rounded + bias.reshape(shape)).to(dtype)
 
 
 @exception("addmv")
@@ -511,11 +548,14 @@ def _addbmm(given: Given, dtype: torch.dtype) -> Tensor:
 @exception("cross")
 def _cross(given: Given, dtype: torch.dtype) -> Tensor:
     """r(r(a * b) - r(c * d)) for every component"""
-    r, dim = rounder(dtype), given["dim"] if given.get("dim") is not None else -1
+    r = rounder(dtype)
+    dim = given.get("dim")
+    if dim is None:
+        dim = -1
     x, y = torch.broadcast_tensors(given["self"].float(), given["other"].float())  # type: ignore[no-untyped-call]
-    next_x, next_y = x.roll(-1, dim), y.roll(-1, dim)
-    last_x, last_y = x.roll(-2, dim), y.roll(-2, dim)
-    return (r(next_x * last_y) - r(last_x * next_y)).to(dtype)
+    plus = r(x.roll(-1, dim) * y.roll(-2, dim))
+    minus = r(x.roll(-2, dim) * y.roll(-1, dim))
+    return (plus - minus).to(dtype)
 
 
 # Casts to integers.

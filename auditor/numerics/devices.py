@@ -1,4 +1,6 @@
-"""Selects the device of an audit: a CPU, which emulates a GPU, or a GPU, which runs the formats natively.
+"""Selects the device of an audit: a CPU, which emulates a GPU, or a device that runs the formats natively.
+
+A native device is a GPU, or the CPU itself as the target of the audit.
 
 Importing this file does not import torch.
 """
@@ -7,15 +9,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from ..errors import AuditorError
 from ..resources import table
+from .cpus import KINDS, cpu_name
 
 CPU = "cpu"
+"""The CPU that emulates a GPU. The device type of every CPU."""
+
+NATIVE_CPU = "cpu:0"
+"""The CPU that runs the formats with its own kernels. For torch it is the same device as `cpu`."""
+
+TARGETS = ("cuda", "cpu")
+"""Device types whose kernels and autocast lists an audit can follow."""
 
 NATIVE = ["cuda"]
 """Device types that have CUDA's formats, kernels and autocast lists."""
@@ -62,8 +73,31 @@ def is_spread(device: str) -> bool:
 
 
 def is_native(device: str) -> bool:
-    """Whether the device is a GPU, which runs the formats natively."""
+    """Whether the device runs the formats natively: a GPU, or the CPU as the audit's target."""
     return device != CPU
+
+
+def is_gpu(device: str) -> bool:
+    """Whether tensors have to be moved from the CPU to the device."""
+    return type_of(device) != CPU
+
+
+_TARGET: ContextVar[str] = ContextVar("target", default="cuda")
+
+
+def target_type() -> str:
+    """The device type whose kernels and autocast lists apply to the calling code: `cuda`, emulated or not, or `cpu`."""
+    return _TARGET.get()
+
+
+@contextmanager
+def on_target(device: str) -> Iterator[None]:
+    """In the `with` block, in this thread, the device's own kernels and autocast lists apply: see `target_type`."""
+    before = _TARGET.set(CPU if device == NATIVE_CPU else "cuda")
+    try:
+        yield
+    finally:
+        _TARGET.reset(before)
 
 
 def type_of(device: str) -> str:
@@ -73,26 +107,35 @@ def type_of(device: str) -> str:
 
 def name_of(device: str) -> str:
     """The device's product name; for several GPUs, each name with its count."""
-    if not is_native(device):
+    if device == NATIVE_CPU:
+        return cpu_name()
+    if not is_gpu(device):
         return device
     names = Counter(str(_module(type_of(one)).get_device_name(one)) for one in device.split(","))
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in names.items())
 
 
+def gpus() -> tuple[str, ...]:
+    """The rows of plan/devices.toml for GPUs."""
+    return tuple(row for row in table("plan/devices") if row not in KINDS)
+
+
 def row_of(name: str) -> str | None:
     """The row of plan/devices.toml for a GPU's name: `NVIDIA H100 80GB HBM3` -> `H100`; laptop variants have none."""
-    rows = (row for row in table("plan/devices") if re.search(rf"(?<!\w){row}(?!\w)", name))
+    rows = (row for row in gpus() if re.search(rf"(?<!\w){row}(?!\w)", name))
     return None if "Laptop" in name else max(rows, key=len, default=None)
 
 
 def has_clock(device: str) -> bool:
-    """Whether the device is one GPU with its own timer."""
-    return is_native(device) and not is_spread(device) and hasattr(_module(type_of(device)), "Event")
+    """Whether times on the device count: on the CPU as the target, or on one GPU with its own timer."""
+    if device == NATIVE_CPU:
+        return True
+    return is_gpu(device) and not is_spread(device) and hasattr(_module(type_of(device)), "Event")
 
 
 def free_device_memory(device: str) -> None:
     """Return unused memory in torch's cache to the device."""
-    if is_native(device):
+    if is_gpu(device):
         _module(type_of(device)).empty_cache()
 
 
@@ -100,7 +143,7 @@ def libraries(device: str) -> dict[str, str]:
     """Versions of the libraries that compute on a device."""
     import torch
 
-    if not is_native(device):
+    if not is_gpu(device):
         named = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
         return {"onednn": named[1]} if named else {}
     result: dict[str, Any] = {"cuda": torch.version.cuda}

@@ -26,19 +26,24 @@ _EXPONENT = _EXPONENT_FIELD << _EXPONENT_SHIFT
 def histogram_of(x: torch.Tensor) -> Magnitudes:
     """Counts of a real tensor's finite entries by power of two, with L2 norm and extremes; counts of other entries."""
     exponents: Counter[int] = Counter()
-    zeros, largest, smallest, square = 0, 0.0, math.inf, 0.0
+    zeros = 0
+    largest = 0.0
+    smallest = math.inf
+    square = 0.0
     for (run,) in runs(x.detach().float()):
         sizes = run.abs().reshape(-1)
         if sizes.numel() and not float(sizes.amax()) < math.inf:
             sizes = sizes[sizes < math.inf]
         exponents.update(exponent_counts(sizes))
         square += sum_of_squares(sizes)
-        if sizes.numel():
-            low, high = map(float, torch.aminmax(sizes))
-            if not low:
-                zeros += sizes.numel() - int(torch.count_nonzero(sizes.bool()))
-                low = float(nn.functional.threshold(sizes, 0.0, math.inf).amin())
-            largest, smallest = max(largest, high), min(smallest, low)
+        if not sizes.numel():
+            continue
+        low, high = map(float, torch.aminmax(sizes))
+        if not low:
+            zeros += sizes.numel() - int(torch.count_nonzero(sizes.bool()))
+            low = float(nn.functional.threshold(sizes, 0.0, math.inf).amin())  # the smallest nonzero entry
+        largest = max(largest, high)
+        smallest = min(smallest, low)
     nonfinite = x.numel() - exponents.total()
     exponents[-_BIAS] -= zeros
     counts = {exponent: count for exponent, count in sorted(exponents.items()) if count}
@@ -73,18 +78,27 @@ def exponent_counts(x: torch.Tensor) -> dict[int, int]:
 def merge_magnitudes(parts: Iterable[Magnitudes]) -> Magnitudes:
     """Range statistics of several tensors, pooled as if they were one tensor."""
     exponents: Counter[int] = Counter()
-    zeros, nonfinite, largest, smallest, square = 0, 0, 0.0, math.inf, 0.0
-    lost: defaultdict[str, float] = defaultdict(float)
+    zeros = 0
+    nonfinite = 0
+    largest = 0.0
+    smallest = math.inf
+    square = 0.0  # of the L2 norm
+    error_squares = defaultdict[str, float](float)  # {format: squared L2 norm of the rounding error}
     for part in parts:
         exponents.update(part.exponents)
-        zeros, nonfinite = zeros + part.zeros, nonfinite + part.nonfinite
-        largest, square = max(largest, part.max_abs), square + part.norm**2
+        zeros += part.zeros
+        nonfinite += part.nonfinite
+        largest = max(largest, part.max_abs)
         smallest = min(smallest, part.min_abs or math.inf)
+        square += part.norm**2
         for name, error in part.rounding.items():
-            lost[name] += (error * part.norm) ** 2
-    rounding = {name: math.sqrt(gap / square) for name, gap in lost.items()} if square else {}
+            error_squares[name] += (error * part.norm) ** 2
+    rounding = dict[str, float]()
+    if square:
+        rounding = {name: math.sqrt(error_square / square) for name, error_square in error_squares.items()}
     least = smallest if smallest < math.inf else 0.0
-    return Magnitudes(largest, least, zeros, dict(sorted(exponents.items())), nonfinite, math.sqrt(square), rounding)
+    ordered = dict(sorted(exponents.items()))
+    return Magnitudes(largest, least, zeros, ordered, nonfinite, math.sqrt(square), rounding)
 
 
 def significant(histogram: Magnitudes) -> Magnitudes:
@@ -182,19 +196,24 @@ class Profile:
         Differences are in float32, exact for two close numbers (Sterbenz). max_ulp is inf if an entry is finite in the
         tensor but not in the candidate.
         """
-        squares, most, damage = 0.0, 0.0, Counter[str]()
-        for r, low in runs(self._float, candidate.detach()):
-            if not r.numel():
+        squares = 0.0
+        max_ulp = 0.0
+        damage = Counter[str]()
+        for reference, low in runs(self._float, candidate.detach()):
+            if not reference.numel():
                 break
-            c = low.float()
-            gap, size = c - r, c.abs()
-            squares, most = squares + sum_of_squares(gap), max(most, _steps(gap, r, fmt))
-            least, largest = map(float, torch.aminmax(size))
-            if not (fmt.smallest_normal <= least and largest < math.inf):
-                damage += self._damage(r, size, fmt)
+            values = low.float()
+            gap = values - reference
+            sizes = values.abs()
+            squares += sum_of_squares(gap)
+            max_ulp = max(max_ulp, _steps(gap, reference, fmt))
+            least, largest = map(float, torch.aminmax(sizes))
+            is_undamaged = fmt.smallest_normal <= least and largest < math.inf
+            if not is_undamaged:
+                damage += self._damage(reference, sizes, fmt)
         error = self._relative(squares, candidate)
         shares = {kind: damage[kind] / max(self.range.nonzero, 1) for kind in ("underflow", "subnormal")}
-        return Deviation(error, damage["overflow"], damage["nan"], **shares, max_ulp=most)
+        return Deviation(error, damage["overflow"], damage["nan"], **shares, max_ulp=max_ulp)
 
     def _damage(self, reference: torch.Tensor, size: torch.Tensor, fmt: Format) -> Counter[str]:
         """Counts of finite entries that overflowed or underflowed. size: absolute values of the candidate."""

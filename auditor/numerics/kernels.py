@@ -24,6 +24,7 @@ from .cells import is_fused_cell, run_cell, run_layer
 from .cuda_exceptions import ROUNDINGS, rounded_number
 from .cuda_facts import KernelFacts, facts_of, refuses_mixture
 from .cuda_roundings import saturated_integers
+from .devices import target_type
 from .entries import is_plain, over_tensors, tensors_in
 from .formats import FORMATS, Format, dtype_name, format_of, is_low
 from .nodes import arguments_of, mutates, operation_of, overload_of, wait_for_result
@@ -34,7 +35,8 @@ _LOW = frozenset((torch.float16, torch.bfloat16))
 """The low-precision dtypes in which CUDA's kernels compute."""
 
 _EMULATED = "cpu"
-"""The device type on which CUDA's arithmetic is emulated; on others, operations run natively."""
+"""The device type on which CUDA's arithmetic is emulated, unless it is the target; on others, operations run
+natively."""
 
 
 class UnsupportedInFormat(MeasureError, RuntimeError):
@@ -51,7 +53,8 @@ class UnsupportedInFormat(MeasureError, RuntimeError):
 def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute `target(*args, **kwargs)` as a GPU does; the result has the dtype that torch gives it.
 
-    On a CPU, the kernels that `target` consists of follow the rule of this module. On a GPU everything runs natively.
+    On a CPU, the kernels that `target` consists of follow the rule of this module. On a GPU, and on a CPU that is the
+    target, everything runs natively.
     In a format without native arithmetic, the operation computes in float32 and its result is rounded.
     Raises: UnsupportedInFormat if CUDA has no half kernel, a constant is out of range, dtypes are mixed that CUDA
     refuses, or the operation raises in half precision.
@@ -86,7 +89,10 @@ def _uses_carried_format(tensors: Sequence[torch.Tensor], args: tuple[Any, ...],
 
 
 def _is_native(tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
-    """Whether a call runs on another device than a CPU: where its tensors are, or where it is asked to make one."""
+    """Whether a call runs natively: on the CPU as the target, or on another device, where its tensors are, or where it
+    is asked to make one."""
+    if target_type() == _EMULATED:
+        return True
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != _EMULATED:
         return True
@@ -254,7 +260,10 @@ def run_with_exact(target: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def run_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run one kernel below autograd as CUDA computes it. Raises: UnsupportedInFormat."""
+    """Run one kernel below autograd as CUDA computes it; natively where the CPU is the target. Raises:
+    UnsupportedInFormat."""
+    if target_type() == _EMULATED:
+        return op(*args, **kwargs)
     facts = facts_of(op)
     if facts.view:
         return op(*args, **kwargs)

@@ -92,15 +92,20 @@ def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
 
 def loss_of(before: torch.Tensor, after: torch.Tensor) -> Loss | None:
     """How a cast changed a tensor's values, as a Loss; None if all are unchanged. Shapes: both [*], equal."""
-    wide = torch.promote_types(before.dtype if before.dtype.itemsize > 1 else after.dtype, torch.float32)
-    ours, theirs = (entries(x.detach()).to(wide) for x in (before, after))
+    wider = before.dtype if before.dtype.itemsize > 1 else after.dtype
+    wide = torch.promote_types(wider, torch.float32)
+    ours = entries(before.detach()).to(wide)
+    theirs = entries(after.detach()).to(wide)
     changed = (ours != theirs) & ~(ours.isnan() & theirs.isnan())
     if not changed.any():
         return None
-    finite, nonzero = ours.isfinite() & theirs.isfinite(), ours != 0
-    zeros = float((nonzero & (theirs == 0)).sum() / nonzero.sum().clamp(min=1))
-    infinite = int((ours.isfinite() & ~theirs.isfinite()).sum())
-    return Loss(relative_l2(ours[finite], theirs[finite]), float(changed.double().mean()), zeros, infinite)
+    finite = ours.isfinite() & theirs.isfinite()
+    error = relative_l2(ours[finite], theirs[finite])
+    nonzero = ours != 0
+    flushed = nonzero & (theirs == 0)
+    zeros = float(flushed.sum() / nonzero.sum().clamp(min=1))
+    overflowed = ours.isfinite() & ~theirs.isfinite()
+    return Loss(error, float(changed.double().mean()), zeros, int(overflowed.sum()))
 
 
 def disagreement(reference: torch.Tensor, candidate: torch.Tensor) -> float:

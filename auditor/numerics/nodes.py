@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .devices import target_type
 from .entries import over_tensors
 from .entries import tensors_in as tensors_in  # re-exported for code that reads nodes
 from .operations import Operation, operation
@@ -43,9 +44,13 @@ def overload_named(op: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
 
-@cache
 def operation_of(target: Any) -> Operation:
     """The table row (an Operation) of the operation that a node's target calls."""
+    return _operation_of(target, target_type())
+
+
+@cache
+def _operation_of(target: Any, device_type: str) -> Operation:
     return operation(op_name(target))
 
 

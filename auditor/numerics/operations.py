@@ -14,6 +14,7 @@ from typing import Literal
 
 from ..resources import release, table, torch_release
 from .autocast_lists import Treatment, autocast_lists
+from .devices import target_type
 from .formats import FORMATS
 
 
@@ -92,7 +93,7 @@ class Operation:
     known_as: str = ""  # the overload with the same arguments by which rules name it
 
     # From the lists of torch: autocast.toml and cuda_kernels.toml.
-    autocast: Treatment = "none"  # what CUDA's autocast does to its arguments
+    autocast: Treatment = "none"  # what autocast on the target does to its arguments
     only_fp16: bool = False  # autocast casts to FP16 even in a BF16 region
     refused_on_cuda: frozenset[str] = frozenset()  # low formats without a CUDA kernel
     powers_of_two: bool = False  # low formats with a CUDA kernel only for lengths that are powers of two
@@ -119,13 +120,31 @@ def packet(op: str) -> str:
     return ".".join(op.split(".")[:2]).removeprefix("aten.")
 
 
-@cache
 def operation(op: str) -> Operation:
     """The table row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
 
     Variants use the row of their base: `add_` and `prims.add` use the row of `add`; `view_copy` uses the row of
     `view`, without the properties of a view. Without a row, boolean properties have their defaults, and `known` is False.
+    Where the CPU is the target, autocast is the CPU's, and no operation is refused by a list: the CPU's kernels refuse.
     """
+    return _operation(op, target_type())
+
+
+@cache
+def _operation(op: str, target: str) -> Operation:
+    result = _operation_on_cuda(op)
+    if target == "cuda":
+        return result
+    return replace(
+        result,
+        autocast=treatment(op, target),
+        only_fp16=False,
+        refused_on_cuda=frozenset(),
+    )
+
+
+@cache
+def _operation_on_cuda(op: str) -> Operation:
     own, lists, missing = packet(op), table("numerics/autocast"), table("numerics/cuda_kernels")["missing"]
     row = _row(own)
     refused = frozenset(

@@ -159,11 +159,15 @@ def _round(x: torch.Tensor, zero: torch.Tensor | None, element: Element) -> tupl
     where rounding without a limit would exceed the largest value, so that clamping adds an error of its own."""
     if element.row is not None:
         step = math.ldexp(1.0, element.top_exponent - element.row.mantissa)
-        tie, odd = element.largest + step / 2, element.largest / step % 2 == 1
-        beyond = x.abs() >= tie if odd else x.abs() > tie
-        return round_in(x.clamp(-element.largest, element.largest), element.row), beyond
+        tie = element.largest + step / 2
+        rounds_up = element.largest / step % 2 == 1  # a tie goes to the even neighbor
+        beyond = x.abs() >= tie if rounds_up else x.abs() > tie
+        clamped = x.clamp(-element.largest, element.largest)
+        return round_in(clamped, element.row), beyond
     shift = torch.zeros((), device=x.device) if zero is None else zero
-    units, least, largest = torch.round(x), element.least - shift, element.largest - shift
+    units = torch.round(x)
+    least = element.least - shift
+    largest = element.largest - shift
     return units.clamp(least, largest), (units < least) | (units > largest)
 
 
@@ -186,15 +190,25 @@ def fake_quantize(x: torch.Tensor, quantizer: Quantizer, span: tuple[float, floa
     x = x.detach().float()
     if not x.numel():
         return Quantized(x, x != x, x != x)
-    matrix = x.reshape(-1, x.shape[-1] if x.dim() else 1)
+    last = x.shape[-1] if x.dim() else 1
+    matrix = x.reshape(-1, last)
     rows, columns = matrix.shape
-    height, width = (own or whole for own, whole in zip(quantizer.block, matrix.shape, strict=True))
+    height = quantizer.block[0] or rows
+    width = quantizer.block[1] or columns
     padded = functional.pad(matrix, (0, -columns % width, 0, -rows % height))
     blocks = padded.view(padded.shape[0] // height, height, -1, width)  # [r, R, c, C]
-    bounds = Range(blocks.amin((1, 3), keepdim=True), blocks.amax((1, 3), keepdim=True))
+    low = blocks.amin((1, 3), keepdim=True)
+    high = blocks.amax((1, 3), keepdim=True)
     if span is not None:
-        bounds = Range(*(torch.full_like(bounds.low, bound) for bound in span))
-    scaled = RULES[quantizer.rule](blocks, bounds, quantizer)
+        low = torch.full_like(low, span[0])
+        high = torch.full_like(low, span[1])
+    scaled = RULES[quantizer.rule](blocks, Range(low, high), quantizer)
     units, beyond = _round(scaled.units, scaled.zero, quantizer.element)
-    values, beyond = (one.view_as(padded)[:rows, :columns].reshape(x.shape) for one in (units * scaled.scale, beyond))
-    return Quantized(values, beyond, (values == 0) & (x != 0))
+
+    def unblocked(entries: torch.Tensor) -> torch.Tensor:
+        """Entries in blocks in the shape of `x`, without the padding."""
+        return entries.view_as(padded)[:rows, :columns].reshape(x.shape)
+
+    values = unblocked(units * scaled.scale)
+    vanished = (values == 0) & (x != 0)
+    return Quantized(values, unblocked(beyond), vanished)

@@ -92,26 +92,37 @@ def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:
     totals = _in_order(blocks, combine)[..., -1]  # [tiles, threads]
 
     # Totals up to and including each thread in its warp, each warp in its tile, and each tile.
-    threads = totals.reshape(len(blocks), -1, _WARP)  # [tiles, warps, lanes]
-    shift = 1
-    while shift < _WARP:
-        threads = torch.cat([threads[..., :shift], combine(threads[..., shift:], threads[..., :-shift])], -1)
-        shift *= 2
+    threads = _by_warp(totals.reshape(len(blocks), -1, _WARP), combine)  # [tiles, warps, lanes]
     warps = _in_order(threads[..., -1], combine)  # [tiles, warps]
     tiles = _in_order(warps[None, :, -1], combine)  # [1, tiles]
 
     # The totals before each tile, warp and thread are these, shifted by one place.
-    first_tile = torch.full_like(warps[:1, :1], neutral)
-    before_tile = torch.cat([first_tile, tiles[:, :-1]], 1)[0]
-    first_warps = torch.full_like(warps[:, :1], neutral)
-    before_warp = torch.cat([first_warps, warps[:, :-1]], 1)
-    first_threads = torch.full_like(threads[..., :1], neutral)
-    before_thread = torch.cat([first_threads, threads[..., :-1]], -1)
-
+    before_tile = _shifted(tiles, neutral)[0]
+    before_warp = _shifted(warps, neutral)
+    before_thread = _shifted(threads, neutral)
     before_in_tile = combine(before_warp[..., None], before_thread)
-    before = combine(before_tile[:, None, None], before_in_tile).reshape(len(blocks), -1, 1)  # [tiles, threads, 1]
+    before = combine(before_tile[:, None, None], before_in_tile)
+    before = before.reshape(len(blocks), -1, 1)  # [tiles, threads, 1]
+
     scanned = _in_order(torch.cat([before, blocks], -1), combine)[..., 1:]
     return scanned.reshape(-1)[: len(entries)]
+
+
+def _by_warp(totals: Tensor, combine: _Combine) -> Tensor:
+    """Scan the last dimension, of _WARP lanes, with distances that double: every lane adds the lane that far before it."""
+    shift = 1
+    while shift < _WARP:
+        first = totals[..., :shift]
+        others = combine(totals[..., shift:], totals[..., :-shift])
+        totals = torch.cat([first, others], -1)
+        shift *= 2
+    return totals
+
+
+def _shifted(totals: Tensor, neutral: float) -> Tensor:
+    """Entries of the last dimension moved to the next place, after a neutral first one."""
+    first = torch.full_like(totals[..., :1], neutral)
+    return torch.cat([first, totals[..., :-1]], -1)
 
 
 def transformed_lengths(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:

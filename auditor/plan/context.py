@@ -121,7 +121,7 @@ class MeasuredModel:
         """FP32 outputs of the model on one of the subject's batches; cached."""
         known = self.noise.known
         if id(batch) not in known:
-            known[id(batch)] = run_model(self.subject.model, batch, seed=self.options.seed)
+            known[id(batch)] = run_model(self.subject.model, batch, seed=self.options.seed, fused=self.noise.fused)
         return known[id(batch)]
 
     @property
@@ -143,6 +143,7 @@ class MeasuredModel:
             device=self.options.where,
             gradients=self.graded_outputs is not None,
             most=self.most,
+            fused=self.noise.fused,
             timeout=self.options.timeout,
             expected=self.reference(self.checks[0]),
             noise=self.noise.found.joint,
@@ -179,7 +180,9 @@ class MeasuredModel:
                 if files is None:
                     self.process.problems.append(str(problem))
         gradients = self.graded_outputs is not None  # read before the model is patched
-        runs = ModelRuns(load, self.checks, self.options.where, self.options.seed, gradients, self.most)
+        runs = ModelRuns(
+            load, self.checks, self.options.where, self.options.seed, gradients, self.most, fused=self.noise.fused
+        )
         return {name: question(runs, name) for name in names}
 
     def replay(self, batches: Sequence[Batch], how: Policy) -> float:

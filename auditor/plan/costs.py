@@ -30,21 +30,31 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
     internally is not counted. If the model has several paths, each number is the largest of any path.
     """
     if capture.paths:
-        each = [memory_of(path.capture, costs, resolution, format) for path in capture.paths]
-        return MemoryUse(max(one.weights for one in each), max(one.activations for one in each))
-    nodes, copies = list(capture.graph_module.graph.nodes), Counter[str]()
-    size = dict.fromkeys((node.name for node in nodes), 0)
+        uses = [memory_of(path.capture, costs, resolution, format) for path in capture.paths]
+        return MemoryUse(max(use.weights for use in uses), max(use.activations for use in uses))
+    nodes = list(capture.graph_module.graph.nodes)
+    size = dict[str, int]()
+    copies = Counter[str]()  # {node: bytes of casts that only this node reads}
     for node in nodes:
-        known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # in which the plan stores its FP32 and low tensors
-        for x in tensors_in(node.meta.get("val")):
-            converted = known is not None and (x.dtype is torch.float32 or is_low(x.dtype))
-            size[node.name] += x.numel() * (known.bytes if known and converted else x.itemsize)
+        size[node.name] = _bytes_of_result(node, resolution)
         for reader in resolution.readers_of_rounded.get(node.name, ()):
             copies[reader] += FORMATS[format].bytes * elements_of(node)
     inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
-    weights = sum(size[p.name] for p in capture.placeholders if p.name not in inputs)
+    weights = sum(size[placeholder.name] for placeholder in capture.placeholders if placeholder.name not in inputs)
     free = {name for name, cost in costs.items() if cost.free}
     return MemoryUse(weights, most_alive(nodes, size, free, inputs, copies))
+
+
+def _bytes_of_result(node: fx.Node, resolution: Resolution) -> int:
+    """Bytes of a node's tensors, with FP32 and low-precision ones in the format that the plan gives them."""
+    planned = FORMATS.get(resolution.dtypes.get(node.name, ""))
+    total = 0
+    for x in tensors_in(node.meta.get("val")):
+        bytes_each = x.itemsize
+        if planned is not None and (x.dtype is torch.float32 or is_low(x.dtype)):
+            bytes_each = planned.bytes
+        total += x.numel() * bytes_each
+    return total
 
 
 def most_alive(
@@ -59,20 +69,29 @@ def most_alive(
     size: {node: bytes of its result}. free: nodes that return views. inputs: nodes alive from the start. copies: {node:
     bytes of casts that only this node reads}.
     """
-    held = dict[str, str]()  # {node: the node whose storage contains its value}
+    owner = dict[str, str]()  # {node: the node whose storage contains its value}
     for node in nodes:
         viewed = node.args[0] if node.name in free and node.args else None
-        held[node.name] = held[viewed.name] if isinstance(viewed, fx.Node) else node.name
-    made = {node.name for node in nodes if node.op == "call_function"}
-    last = {held[source.name]: index for index, node in enumerate(nodes) for source in node.all_input_nodes}
-    alive = peak = sum(size[name] for name in inputs)
+        owner[node.name] = owner[viewed.name] if isinstance(viewed, fx.Node) else node.name
+    last_read = dict[str, int]()  # {owner of a storage: index of its last reader}
     for index, node in enumerate(nodes):
-        if node.name not in made:
+        for source in node.all_input_nodes:
+            last_read[owner[source.name]] = index
+    computed = {node.name for node in nodes if node.op == "call_function"}
+    alive = sum(size[name] for name in inputs)
+    peak = alive
+    for index, node in enumerate(nodes):
+        if node.name not in computed:
             continue
-        alive += size[node.name] if held[node.name] == node.name else 0
+        own = owner[node.name]
+        if own == node.name:
+            alive += size[own]
         peak = max(peak, alive + copies.get(node.name, 0))
-        done = {held[source.name] for source in node.all_input_nodes} | {held[node.name]}
-        alive -= sum(size[name] for name in done if last.get(name, index) == index and name in made)
+        storages = {owner[source.name] for source in node.all_input_nodes} | {own}
+        for name in storages:
+            is_read_later = last_read.get(name, index) != index
+            if name in computed and not is_read_later:
+                alive -= size[name]
     return peak
 
 

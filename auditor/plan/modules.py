@@ -460,23 +460,29 @@ def explain_budget(
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
     """A reason for each FP32 operation in a low-precision module, and for each operation on integers or booleans."""
-    precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
-    how, resolution = problem.policy_for(precision), problem.resolve(precision)
-    result, known = list[Reason](), dict[str, Reason]()
+    precision = choice_keeping(chosen.high, problem.format)
+    policy = problem.policy_for(precision)
+    resolution = problem.resolve(precision)
+    result = list[Reason]()
+    known = dict[str, Reason]()  # {operation: why it is not in low precision although its module is}
     for n in problem.capture.graph_module.graph.nodes:
-        node, typed = nodes.get(n.name), resolution.nodes[n.name]
-        discrete = node is not None and not node.floating
-        if node is None or is_low(typed.factors or typed.kernel) or (discrete and resolution.touches_low(n.name)):
+        node = problem.capture.nodes.get(n.name)
+        typed = resolution.nodes[n.name]
+        if node is None or is_low(typed.factors or typed.kernel):
             continue
-        setting = how.setting(n.name)
-        if discrete:
+        if not node.floating and resolution.touches_low(n.name):
+            continue
+        setting = policy.setting(n.name)
+        if not node.floating:
             reason = Reason("not-floating", "not a floating-point operation")
         elif setting.kept and node.function and problem.variable(n.name) not in chosen.high:
             function = node.function.path
             by = next(call.path for call in node.calls if function in precision.keep.get(call.path, ()))
-            reason = Reason("inherited", f"{by or 'the model'} keeps every call of {function} in FP32", by=by)
+            keeper = by or "the model"
+            reason = Reason("inherited", f"{keeper} keeps every call of {function} in FP32", by=by)
         elif not setting.kept and setting.precision != "fp32":
-            reason = known[n.name] = _explain_operation(problem, resolution, how, n, known)
+            reason = _explain_operation(problem, resolution, policy, n, known)
+            known[n.name] = reason
         else:
             continue  # the operation's function or module has a reason
         if n.name not in problem.capture.twins:
@@ -488,49 +494,77 @@ def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """Merge reasons that differ only in module, function, operation and numbers; the largest numbers are kept."""
     alike: dict[Reason, list[Reason]] = {}
     for reason in reasons:
-        alike.setdefault(Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules), []).append(reason)
-    return tuple(
-        replace(
-            several[0],
-            modules=tuple(path for each in several for path in each.modules),
-            operations=tuple(name for each in several for name in each.operations),
-            functions=tuple(path for each in several for path in each.functions),
-            adds=max((each.adds for each in several if each.adds is not None), default=None),
-            saves=max((each.saves for each in several if each.saves is not None), default=None),
-            ran=all(each.ran for each in several),
-        )
-        for several in alike.values()
+        shared = Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules)
+        alike.setdefault(shared, []).append(reason)
+    return tuple(map(_merge_reasons, alike.values()))
+
+
+def _merge_reasons(reasons: Sequence[Reason]) -> Reason:
+    modules = list[str]()
+    operations = list[str]()
+    functions = list[str]()
+    for reason in reasons:
+        modules += reason.modules
+        operations += reason.operations
+        functions += reason.functions
+    added = [reason.adds for reason in reasons if reason.adds is not None]
+    saved = [reason.saves for reason in reasons if reason.saves is not None]
+    return replace(
+        reasons[0],
+        modules=tuple(modules),
+        operations=tuple(operations),
+        functions=tuple(functions),
+        adds=max(added, default=None),
+        saves=max(saved, default=None),
+        ran=all(reason.ran for reason in reasons),
     )
 
 
 def _explain_operation(
-    problem: Problem, resolution: Resolution, how: Policy, n: fx.Node, known: Mapping[str, Reason]
+    problem: Problem, resolution: Resolution, policy: Policy, n: fx.Node, known: Mapping[str, Reason]
 ) -> Reason:
     """The reason why an operation of a low-precision module is not in low precision. known: reasons found so far.
 
     A decision of autocast or of the author names no operation, so that repeated blocks share one reason.
     """
-    node, setting, kernel = problem.capture.nodes[n.name], how.setting(n.name), resolution.nodes[n.name].kernel
-    given, inside = label(kernel), setting.in_region(node.region)
+    node = problem.capture.nodes[n.name]
+    kernel = resolution.nodes[n.name].kernel
+    wide = label(kernel)
+    decided = _explain_decision(problem, policy, n, wide)
+    if decided is not None:
+        return decided
+    source = next((source for source in node.inputs if resolution.dtypes.get(source) == kernel), None)
+    if source is None:
+        return Reason("author", f"the model's code creates values in {wide}")
+    before = known.get(source)
+    if before is not None:
+        if before.kind == "inherited":
+            return before
+        op = problem.capture.nodes[source].op
+        return Reason("inherited", f"reads {wide} from {operation(op).packet or op}, since {before.words}")
+    place = next((place for place in problem.capture.placeholders if place.name == source), None)
+    if place is None:
+        return Reason("inherited", f"reads {wide} from {source}", by=source)
+    words = f"reads {wide} from the {place.kind}"
+    if place.kind != "constant" or place.fqn:
+        name = (place.fqn or source).rpartition(".")[2]
+        words += f" {name}"
+    return Reason("inherited", words)
+
+
+def _explain_decision(problem: Problem, policy: Policy, n: fx.Node, wide: str) -> Reason | None:
+    """The decision of the author or of autocast that keeps an operation in `wide`; None if its inputs keep it there."""
+    node = problem.capture.nodes[n.name]
+    setting = policy.setting(n.name)
+    inside = setting.in_region(node.region)
     if node.dtype in ("float64", "complex64", "complex128"):
         return Reason("author", f"the model's code computes in {node.dtype}, which no plan lowers")
     if setting.autocast and not inside.autocast:
         return Reason("author", "the model's code switches autocast off there")
-    if inside.precision != setting.precision or any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values())):
-        return Reason("author", f"the model's code requests {given}")
-    if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
+    asks_dtype = any(isinstance(argument, torch.dtype) for argument in (*n.args, *n.kwargs.values()))
+    if inside.precision != setting.precision or asks_dtype:
+        return Reason("author", f"the model's code requests {wide}")
+    if policy.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
         runner = problem.strategy if problem.how.regional else "the surrounding autocast region"
         return Reason("strategy", f"{runner} always runs {operation(node.op).packet or node.op} in FP32")
-    source = next((source for source in node.inputs if resolution.dtypes.get(source) == kernel), None)
-    if source is None:
-        return Reason("author", f"the model's code creates values in {given}")
-    if (before := known.get(source)) is not None and before.kind == "inherited":
-        return before
-    if before is not None:
-        op = problem.capture.nodes[source].op
-        return Reason("inherited", f"reads {given} from {operation(op).packet or op}, since {before.words}")
-    place = next((p for p in problem.capture.placeholders if p.name == source), None)
-    if place is None:
-        return Reason("inherited", f"reads {given} from {source}", by=source)
-    name = f" {(place.fqn or source).rpartition('.')[2]}" if place.kind != "constant" or place.fqn else ""
-    return Reason("inherited", f"reads {given} from the {place.kind}{name}")
+    return None

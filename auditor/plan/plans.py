@@ -65,19 +65,31 @@ class Planner:
         for name, limit in limits.items():
             tick(name.replace("_", " "))
             space = self.spaces[name]
-            self._chosen[name] = space.propose(limit) if quick else improve(space, choose(space, limit), limit)
-        for name, limit in () if quick else limits.items():
-            space, own, problem = self.spaces[name], self._chosen[name], self.spaces[name].problem
-            others = (self._chosen[n] for n, each in self.spaces.items() if each.problem.format == problem.format)
-            points = [problem.evaluate(other.high) for other in others]
-            points += _with_fewest_outputs(problem, space.low, limit)
-            better = [point for point in points if point.feasible and point.cost < (1 - WORTH) * own.cost]
-            low = self._ran.get((name, space.low.high))
-            if own == space.nothing and not better and low is not None and gains(low):
-                better = space.within_budget()  # all low meets the budget: use it, however little it saves
-            better.sort(key=attrgetter("price"))
-            self._chosen[name] = next((point for point in better if space.error(point) <= limit), own)
+            if quick:
+                self._chosen[name] = space.propose(limit)
+            else:
+                self._chosen[name] = improve(space, choose(space, limit), limit)
+        if not quick:
+            for name, limit in limits.items():
+                self._chosen[name] = self._best_known(name, limit)
         return {name: self._chosen[name] for name in limits}
+
+    def _best_known(self, name: str, limit: float) -> Candidate:
+        """A plan's choice, or a cheaper one within the limit among the other candidates."""
+        space = self.spaces[name]
+        problem = space.problem
+        own = self._chosen[name]
+        points = list[Candidate]()
+        for other, other_space in self.spaces.items():
+            if other_space.problem.format == problem.format:
+                points.append(problem.evaluate(self._chosen[other].high))
+        points += _with_fewest_outputs(problem, space.low, limit)
+        better = [point for point in points if point.feasible and point.cost < (1 - WORTH) * own.cost]
+        low = self._ran.get((name, space.low.high))
+        if own == space.nothing and not better and low is not None and gains(low):
+            better = space.within_budget()  # all low meets the budget: use it, however little it saves
+        better.sort(key=attrgetter("price"))
+        return next((point for point in better if space.error(point) <= limit), own)
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """Verify the plans of these choices of precisions; plans that already ran are not run again."""
@@ -101,18 +113,26 @@ def _error_of(ran: Verification) -> float:
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """Build the plan of a choice of precisions, with predicted errors and times, without a run."""
-    choice, row = choice_keeping(chosen.high, problem.format), FORMATS[problem.format]
-    resolution, flops = problem.resolve(choice), sum(cost.flops for cost in problem.costs.values())
-    unfit = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"
+    choice = choice_keeping(chosen.high, problem.format)
+    resolution = problem.resolve(choice)
+    low_flops = float(problem.figures(resolution)[3].sum())
+    flops = sum(cost.flops for cost in problem.costs.values())
+    speedup = 1.0
+    if chosen.seconds:
+        speedup = problem.evaluate(problem.energy.scopes).seconds / chosen.seconds
+    row = FORMATS[problem.format]
+    note = ""
+    if row.speed not in table("plan/devices")[problem.device]:
+        note = f"the {problem.device} has no {row.label} arithmetic: a speed-up only comes from moving fewer bytes"
     return Plan(
         name=problem.name,
         strategy=problem.strategy,
         format=problem.format,
         scopes=scopes_of(problem.policy_for(choice)),
         predicted_error=chosen.predicted_error,
-        low_precision_flops=float(problem.figures(resolution)[3].sum()) / max(flops, 1),
-        predicted_speedup=problem.evaluate(problem.energy.scopes).seconds / chosen.seconds if chosen.seconds else 1.0,
-        note="" if row.speed in table("plan/devices")[problem.device] else unfit,
+        low_precision_flops=low_flops / max(flops, 1),
+        predicted_speedup=speedup,
+        note=note,
         objective=problem.objective,
         target=problem.device,
         memory=problem.memory(resolution),

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,23 +51,31 @@ def _ways_out(problem: Problem, resolution: Resolution, forced: set[str], confli
 
     Functions are tried only for strategies that run scopes without autocast regions, such as `cast`.
     """
-    nodes, functions, makers = problem.capture.nodes, dict[str, str](), set[str]()
+    nodes = problem.capture.nodes
 
     def wide_inputs(name: str) -> list[str]:
-        made = [source for source in nodes[name].inputs if source in nodes and nodes[source].owner not in forced]
-        return [source for source in made if resolution.dtypes[source] == "fp32"]
+        """The FP32 results that an operation reads, of owners that are not forced to FP32."""
+        sources = [source for source in nodes[name].inputs if source in nodes]
+        free = [source for source in sources if nodes[source].owner not in forced]
+        return [source for source in free if resolution.dtypes[source] == "fp32"]
 
     chain = set(reach(wide_inputs(conflict), wide_inputs))
+    functions = dict[str, str]()  # {module: its first function in the chain}
+    makers = set[str]()  # the module of the last operation whose inputs are outside the chain
     for name, node in nodes.items():
-        if name in chain and node.function is not None and not operation(node.op).cast:
+        if name not in chain:
+            continue
+        if node.function is not None and not operation(node.op).cast:
             functions.setdefault(node.owner, function_in(node.owner, node.function.path))
-        if name in chain and chain.isdisjoint(node.inputs):
+        if chain.isdisjoint(node.inputs):
             makers = {node.owner}
-    if not any(operation(node.op).product for owner in makers for node in problem.operations_of[owner]):
+    made = [node for owner in makers for node in problem.operations_of[owner]]
+    if not any(operation(node.op).product for node in made):
         yield makers
     if not problem.how.regional:
-        within = (functions[call.path] for call in reversed(nodes[conflict].calls) if call.path in functions)
-        yield {*islice(within, 1)}
+        innermost_first = reversed(nodes[conflict].calls)
+        within = [functions[call.path] for call in innermost_first if call.path in functions]
+        yield set(within[:1])
     yield makers
     yield {nodes[conflict].owner}
 
@@ -79,22 +87,33 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
     """
     result = dict[str, frozenset[str]]()
     for owner, nodes in problem.operations_of.items():
-        products, functions = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)  # {verdict: functions}
+        products = defaultdict[str, set[str]](set)  # {verdict: functions with such a product}
+        functions = defaultdict[str, set[str]](set)  # {verdict: functions with such an operation}
         for node in nodes:
-            known, path = problem.verdicts.get(node.name), node.function.path if node.function else ""
-            lowered = node.name not in problem.kept_formats and problem.lowest.touches_low(node.name)
-            verdict = known.verdict if known is not None and lowered else "safe"  # "safe": or no plan lowers it
+            path = node.function.path if node.function else ""
+            verdict = _verdict_if_lowered(problem, node)
             if problem.costs[node.name].flops and operation(node.op).product:
                 products[verdict].add(path)
             if path and not operation(node.op).cast:
                 functions[verdict].add(path)
         unsafe = functions["unsafe"] | functions["untested"]
         kept = unsafe | functions["sensitive"]
-        if products["safe"] - kept or (unsafe and (products["safe"] | products["sensitive"]) - unsafe):
+        has_safe_product = bool(products["safe"] - kept)
+        has_other_product = bool((products["safe"] | products["sensitive"]) - unsafe)
+        if has_safe_product or (unsafe and has_other_product):
             result[owner] = frozenset(kept)
     for owner, name in filter(None, map(of_function, problem.forced_fp32)):
         result[owner] = result.get(owner, frozenset()) | {name}
     return {owner: names for owner, names in result.items() if names}
+
+
+def _verdict_if_lowered(problem: Problem, node: Node) -> str:
+    """The verdict of an operation; "safe" also for one that no plan lowers."""
+    judged = problem.verdicts.get(node.name)
+    can_be_low = node.name not in problem.kept_formats and problem.lowest.touches_low(node.name)
+    if judged is None or not can_be_low:
+        return "safe"
+    return judged.verdict
 
 
 def timed_in(resolution: Resolution, name: str) -> str:

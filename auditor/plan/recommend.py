@@ -125,10 +125,10 @@ def _saves_nothing(allowed: str, what: str, baselines: Mapping[str, Verification
     """A text for plans that are within the limits and save nothing. what: the objective, as `time`."""
     if baselines and all(run.failure for run in baselines.values()):
         return (
-            "No plan is recommended: the model raises an error in low precision, and low precision only where it does "
-            f"not saves no {what}"
+            "No plan is recommended: the model raises an error in low precision; with the operations that raise in FP32, "
+            f"low precision saves no {what}"
         )
-    return f"No plan is recommended: low precision is within {allowed}, but saves no {what}"
+    return f"No plan is recommended: low precision that stays within {allowed} saves no {what}"
 
 
 def _out_of_reach(

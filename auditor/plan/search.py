@@ -126,15 +126,22 @@ class Cuts:
         holds: whether a choice is within the limit; all FP32 always is. The next multiplier gives equal sums to the two
         choices nearest to the limit, so that each new cut lies between them.
         """
-        over, within = self.best(0.0), self._nothing
+        over = self.best(0.0)
+        within = self._nothing
         result = [over, within, frozenset({HIGH})]
         while not holds(over):
-            (cheap, wrong), (dear, right) = self.value(over), self.value(within)
-            between = self.best((dear - cheap) / (wrong - right)) if cheap < dear and right < wrong else over
+            cheap, wrong = self.value(over)  # (price, squared error)
+            dear, right = self.value(within)
+            if not (cheap < dear and right < wrong):
+                break
+            between = self.best((dear - cheap) / (wrong - right))
             if not cheap < self.value(between)[0] < dear:
                 break
             result.append(between)
-            over, within = (over, between) if holds(between) else (between, within)
+            if holds(between):
+                within = between
+            else:
+                over = between
         return result
 
     def cheapest(
@@ -149,29 +156,40 @@ class Cuts:
         allowed = min(allowed, math.sqrt(FORBIDDEN) / 2)
 
         def rank(high: Choice) -> tuple[float, float]:
+            """Sort key: the smaller, the better a choice."""
             point = made(high)
             return max(0.0, point.predicted_error - allowed), point.price
 
+        visits = iter(range(VISITS // max(size, 1)))
+        changes = [(group, Choice.difference) for group in groups]  # to low precision
+        changes += [(group, Choice.union) for group in reversed(groups)]  # to FP32
+
         def downhill(high: Choice) -> Choice:
-            idle = 0
+            """The choice after changes of one group each, as long as they improve it and visits are left."""
+            idle = 0  # number of changes since the last improvement
             for group, change in itertools.cycle(changes):
-                other, idle = change(high, group), idle + 1
-                if idle > len(changes) or (other != high and next(left, None) is None):
+                other = change(high, group)
+                idle += 1
+                if idle > len(changes):
+                    break
+                if other != high and next(visits, None) is None:
                     break
                 if rank(other) < rank(high):
-                    high, idle = other, 0
+                    high = other
+                    idle = 0
             return high
 
-        changes = [(group, Choice.difference) for group in groups]
-        changes += [(group, Choice.union) for group in reversed(groups)]
         cuts = self.towards(lambda high: made(high).predicted_error <= allowed)
-        left = iter(range(VISITS // max(size, 1)))
         within = min(cuts, key=rank)
         over = min((cut for cut in cuts if rank(cut)[0]), key=rank, default=frozenset())
+
+        # One more start: as many groups of the cut within the limit in low precision as the limit allows.
         pending = [group for group in groups if group <= within - over]
-        count = bisect(range(1, len(pending) + 1), 0.0, key=lambda count: rank(within.difference(*pending[:count]))[0])
+        counts = range(1, len(pending) + 1)
+        count = bisect(counts, 0.0, key=lambda count: rank(within.difference(*pending[:count]))[0])
         cuts.append(within.difference(*pending[:count]))
-        return made(min(map(downhill, sorted(dict.fromkeys(cuts), key=rank)), key=rank))
+        starts = sorted(dict.fromkeys(cuts), key=rank)
+        return made(min(map(downhill, starts), key=rank))
 
 
 @dataclass
@@ -226,28 +244,39 @@ class Energy:
 
         def worth(group: frozenset[str]) -> float:
             square = sum(self.scopes[owner][2] for owner in group)
-            return sum(map(self.saving_of, group)) / square if square else math.inf
+            saving = sum(map(self.saving_of, group))
+            return saving / square if square else math.inf
 
+        sets: list[set[str]] = [{owner} for owner in self.scopes]
         below = nx.DiGraph((above, owner) for owner, above in self.tree.items())
-        wholes = ({above, *nx.descendants(below, above)} for above in below)
-        several = (*({owner} for owner in self.scopes), *wholes)
-        groups = {frozenset(each for owner in group for each in self.together(owner)) for group in several}
+        for above in below:
+            sets.append({above, *nx.descendants(below, above)})
+        groups = set[frozenset[str]]()
+        for owners in sets:
+            tied = [self.together(owner) for owner in owners]
+            groups.add(frozenset[str]().union(*tied))
         return sorted(groups, key=lambda group: (-worth(group), sorted(group)))
 
     @cached_property
     def cuts(self) -> Cuts:
         """The network of the minimum cut: a cut pays for an arc from a low-precision owner to an FP32 owner."""
-        result: list[Arc] = []
+        arcs = list[Arc]()
         for owner, (low, high, error) in self.scopes.items():
-            result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
-        for (producer, consumer), (error, elapsed) in self.pairs.items():  # only FP32 to low rounds
-            result += [Arc(consumer, producer, elapsed, error), Arc(producer, consumer, elapsed)]
+            arcs.append(Arc(owner, HIGH, low, error))
+            arcs.append(Arc(LOW, owner, high))
+        for (producer, consumer), (error, elapsed) in self.pairs.items():
+            arcs.append(Arc(consumer, producer, elapsed, error))  # only FP32 to low rounds
+            arcs.append(Arc(producer, consumer, elapsed))
         for owner, above in self.tree.items():
-            result += [Arc(owner, above, self.island), Arc(above, owner, self.island)]
-        never = [*self.tied, *((b, a) for a, b in self.tied)]
-        never += [(owner, above) for owner, above in self.tree.items() if owner in self.shielded]
-        result += [Arc(owner, other, math.inf) for owner, other in never]
-        return Cuts(result, sum(low + high for low, high, _ in self.scopes.values()))
+            arcs.append(Arc(owner, above, self.island))
+            arcs.append(Arc(above, owner, self.island))
+        arcs += [Arc(owner, other, math.inf) for owner, other in self.tied]
+        arcs += [Arc(other, owner, math.inf) for owner, other in self.tied]
+        for owner, above in self.tree.items():
+            if owner in self.shielded:
+                arcs.append(Arc(owner, above, math.inf))
+        total = sum(low + high for low, high, _ in self.scopes.values())
+        return Cuts(arcs, total)
 
 
 class Space(ABC):

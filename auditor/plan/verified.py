@@ -198,17 +198,22 @@ def today_of(model: MeasuredModel) -> Today | None:
     """Error of FP32 under the caller's own flags (such as TF32) against IEEE FP32, on the inputs of the verification;
     None if the flags make no difference beyond FP32's noise."""
     allowed = loose(model.flags, model.options.where)
-    if not allowed and not (model.options.native and model.flags.get("cudnn.benchmark")):
+    may_select_kernels = model.options.native and model.flags.get("cudnn.benchmark")
+    if not allowed and not may_select_kernels:
         return None
     try:
         with under(model.flags):
-            result = [run_model(model.subject.model, batch, seed=model.options.seed) for batch in model.checks]
-        pairs = ((model.reference(batch), one) for batch, one in zip(model.checks, result, strict=True))
-        worst = worst_of([model.output_metric.distance(*pair) for pair in pairs])
+            results = [run_model(model.subject.model, batch, seed=model.options.seed) for batch in model.checks]
+        errors = list[float]()
+        for batch, result in zip(model.checks, results, strict=True):
+            errors.append(model.output_metric.distance(model.reference(batch), result))
+        worst = worst_of(errors)
     except Exception as error:
         let_through(error)
         return Today(allowed, None, failure_of(error))
-    return None if worst <= FLOOR * model.noise.found.error else Today(allowed, worst if math.isfinite(worst) else None)
+    if worst <= FLOOR * model.noise.found.error:
+        return None
+    return Today(allowed, worst if math.isfinite(worst) else None)
 
 
 def note_gpu_only(model: MeasuredModel, plans: Mapping[str, Plan]) -> dict[str, Plan]:

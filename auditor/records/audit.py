@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
+from .cpu import CpuTarget
 from .decisions import Decisions
 from .fix import Fixes
 from .generation import Generation
@@ -88,7 +89,7 @@ class Environment:
 
     auditor: Annotated[str, FileField("version of the auditor")]
     torch: Annotated[str, FileField("version of PyTorch")]
-    device: Annotated[str, FileField("`cpu`, or the GPU's name")]
+    device: Annotated[str, FileField("`cpu` if it emulates a GPU, or the name of the GPU or CPU")]
     execution: Execution
     seed: Annotated[int, FileField("seed of every random choice")]
     seconds: Unwritten[Mapping[str, float]] = field(default_factory=dict)
@@ -143,6 +144,7 @@ class Audit:
     baselines: Annotated[Mapping[str, Verification], FileField("runs in low precision without a plan, by name")]
     fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: IEEE flags")] = None
     timing: Annotated[Timing | None, FileField("conditions of measured time and memory; `null`: not measured")] = None
+    cpu: Annotated[CpuTarget | None, FileField("the CPU as the target, and what it ran; `null`: CUDA")] = None
     nodes: Annotated[tuple[NodeReport, ...], MeasurementField("every operation of the graph, in execution order")] = ()
     classes: Annotated[Mapping[str, str], MeasurementField("by path: class of a module without operations")] = empty()
     graph_inputs: Annotated[tuple[str, ...], MeasurementField("names of the inputs in the captured graph")] = ()

@@ -11,7 +11,12 @@ from .generation import TokenComparison
 from .paths import FP32_OUTPUT, function_in
 from .written import FileField, MeasurementField, empty
 
-Execution = Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
+Execution = Annotated[
+    str,
+    FileField(
+        "`native`: by the kernels of `device`; `emulated`: on a CPU that emulates a GPU", choices=("native", "emulated")
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,9 @@ class TimeAndMemory:
     cuda_graph: Annotated[Times | None, FileField("times of a CUDA graph replay; `null`: not measured")] = None
     memory: Annotated[int | None, FileField("peak bytes, including weights; `null`: not measured", least=0)] = None
     memory_share: Annotated[float | None, FileField("`memory` divided by FP32's; `null` for FP32", least=0)] = None
-    decides: Annotated[bool, FileField("whether `eager` and `memory` decide the recommendation; only on a GPU")] = False
+    decides: Annotated[
+        bool, FileField("whether `eager` and `memory` decide the recommendation; only in native runs")
+    ] = False
     missing: Annotated[Mapping[str, str], FileField("by measurement: why time or memory is missing")] = empty()
 
 
@@ -101,7 +108,7 @@ class TimeAndMemory:
 class Timing:
     """The conditions of the time and memory measurements, and their results in FP32."""
 
-    device: Annotated[str, FileField("the GPU's name, or `cpu`")]
+    device: Annotated[str, FileField("the GPU's name; `cpu` for the CPU of the audit")]
     batch: Annotated[int | None, FileField("batch size: first dimension of the first input")]
     threads: Annotated[int, FileField("number of CPU threads of torch", least=1)]
     fp32: Annotated[TimeAndMemory, FileField("the model in FP32, in IEEE arithmetic")]
@@ -337,7 +344,7 @@ class Plan:
         Mapping[str, int], FileField("by dtype: number of weights stored in it; `apply` rejects a model with more")
     ] = empty()
     reach: Annotated[float | None, FileField("in an all-FP32 plan: smallest error of a low-precision run")] = None
-    target: Annotated[str | None, FileField("the GPU that `predicted_speedup` is for")] = None
+    target: Annotated[str | None, FileField("the GPU or kind of CPU that `predicted_speedup` is for")] = None
     memory: Annotated[MemoryUse | None, FileField("memory of one forward under the plan")] = None
     fp32_memory: Annotated[MemoryUse | None, FileField("memory of one forward in FP32")] = None
     program: Annotated[Program | None, FileField("the exported program of a plan of strategy `graph`")] = None
@@ -399,18 +406,18 @@ class Plan:
 
     @property
     def measured_times(self) -> Times | None:
-        """Measured times of eager execution on a GPU, which replace the predicted times; None if not measured."""
+        """Measured times of eager execution in native runs, which replace the predicted times; None if not measured."""
         times = self.timed.eager if self.timed and self.timed.decides else None
         return times if times and times.speedup else None
 
     @property
     def speedup(self) -> float:
-        """Speedup over FP32: measured on a GPU, otherwise predicted."""
+        """Speedup over FP32: measured in native runs, otherwise predicted."""
         return (self.measured_times.speedup if self.measured_times else None) or self.predicted_speedup
 
     @property
     def memory_share(self) -> float:
-        """Memory as a share of FP32's: measured on a GPU, otherwise predicted; 1 if unknown."""
+        """Memory as a share of FP32's: measured in native runs, otherwise predicted; 1 if unknown."""
         if self.timed and self.timed.decides and self.timed.memory_share is not None:
             return self.timed.memory_share
         needed: list[int] = [sum(astuple(use)) for use in (self.memory, self.fp32_memory) if use is not None]

@@ -105,6 +105,12 @@ class Cause:
         return max((repair.gain for repair in self._repairs), default=1.0)
 
     @property
+    def is_repaired_first(self) -> bool:
+        """Whether no plan is recommended, and this cause is part of the repair that gains most."""
+        best = self._audit.repairs[:1] if self._audit.recommended is None else ()
+        return any(repair in self._repairs for repair in best)
+
+    @property
     def gain_words(self) -> str:
         """A sentence on the predicted plan after the repair; "" if the repair gains nothing."""
         if not self._repairs:
@@ -192,8 +198,10 @@ class Causes:
 
     @property
     def to_do(self) -> tuple[Cause, ...]:
-        """Causes of errors and warnings whose repair gains something, or which the plan does not avoid."""
-        return tuple(cause for cause in self.wanting if not cause.is_avoided)
+        """Causes of errors and warnings whose repair gains something, or which the plan does not avoid; those first that
+        the verdict says to repair first."""
+        open_ones = [cause for cause in self.wanting if not cause.is_avoided]
+        return tuple(sorted(open_ones, key=lambda cause: not cause.is_repaired_first))
 
     @property
     def avoided(self) -> tuple[Cause, ...]:

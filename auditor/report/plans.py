@@ -86,7 +86,7 @@ def _verdict(plan: Plan, budget: float, noun: str) -> tuple[str, str]:
         return "over budget", f"{noun} {ratio(ran.measured_error)} measured, {budget:g} allowed"
     if ran.with_gradients is not None and not ran.with_gradients <= allowed:
         return "over budget", f"{noun} {ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
-    where = f" on {inputs_of(ran)}, {'on a GPU' if ran.execution == 'native' else 'with emulated GPU arithmetic'}"
+    where = f" on {inputs_of(ran)}, {'natively' if ran.execution == 'native' else 'with emulated GPU arithmetic'}"
     if ran.ungraded and plan.program is not None:
         where += f"; for inference only: with gradients enabled the program raises {ran.ungraded}"
     elif ran.ungraded:

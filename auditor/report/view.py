@@ -17,6 +17,7 @@ from ..artefact.strategies import plan_title
 from ..criteria.criterion import FLOOR
 from ..loading.inputs import shapes_of
 from ..measure.causes import storage_notes
+from ..numerics.devices import NATIVE_CPU
 from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import kept_apart, outcome
 from ..records import Batch, InputRange, NodeReport, Plan, Subject, Verification
@@ -354,10 +355,16 @@ def dry_run(subject: Subject, options: Settings, directory: Path) -> str:
     if (scoring := options.scoring) is not None:
         judged = "any loss is allowed" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse than FP32"
         rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
-    rows["Device"] = "the GPU runs the formats natively" if options.native else "the CPU emulates a GPU's arithmetic"
+    rows["Device"] = _device_words(options)
     rows["Files"] = f"{directory}/: {', '.join(FILES)}"
     lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
+
+
+def _device_words(options: Settings) -> str:
+    if options.where == NATIVE_CPU:
+        return "this CPU runs the formats with its own kernels"
+    return "the GPU runs the formats natively" if options.native else "the CPU emulates a GPU's arithmetic"
 
 
 def _inputs(batches: Sequence[Batch]) -> str:

@@ -34,6 +34,8 @@ _SELECTING = {
 """Operations whose results are entries of an argument, or as many bits of them: they round nothing."""
 _UNTAGGED = {"glu", "log_sigmoid", "prelu", "hardswish", "floor_divide", "_softmax", "_safe_softmax"}
 """Pointwise operations that torch does not tag as such."""
+_LAST_STEPS = {"mean", "nanmean", "std", "logsumexp"}
+"""Reductions whose last step, such as the division of a mean, is computed again entry by entry."""
 _EXTREMES = {"amax", "amin", "aminmax", "max", "min"}
 _NORMS = {"linalg_vector_norm": "ord", "norm": "p", "dist": "p"}
 """{norm: the name of its order}. A norm of infinite order is the largest magnitude."""
@@ -165,7 +167,7 @@ class _Low:
 
     def rounded_by(self, nodes: Collection[fx.Node], range_of: RangeOf) -> fx.Node | None:
         """The pointwise operation that rounds the values of one of the nodes, which later operations only select;
-        None if a compiler stores all of them, rounded: the results of products and reductions, and inputs."""
+        None if a compiler stores all of them, rounded: the results of products and sums, and inputs."""
 
         def unchanged(node: fx.Node) -> list[fx.Node]:
             return [each for each in self._unchanged_inputs(node, range_of) or () if self._is_computed(each)]
@@ -218,7 +220,7 @@ def _is_pointwise(node: fx.Node) -> bool:
     """Whether a compiler computes the operation's last step entry by entry, inside the kernels that read it."""
     row = row_of(node)
     tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return tagged or bool(row.normalizes) or row.packet in _UNTAGGED
+    return tagged or bool(row.normalizes) or row.packet in _UNTAGGED | _LAST_STEPS
 
 
 def _selects(node: fx.Node) -> bool:

@@ -74,18 +74,24 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     """Test every operation's backward pass and its effect on the gradients; also return why effects are missing."""
     tested = backward_errors(first, formats)
     lost = {fmt: broken_gradients(first, fmt) for fmt in formats}
-    # the operations with the largest weights get a separate step
-    elements = sum(leaf.numel() for leaves in first.live.values() for leaf in leaves)
-    weights = {name: max(one.weight for one in result.values()) for name, result in tested.items()}
-    most = min(MAX_RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))
-    again = set(sorted(weights, key=lambda name: -weights[name])[:most])
-    nodes = []
+    rerun = _heaviest(first, tested)
+    nodes = list[BackwardNode]()
     for name, result in tested.items():
-        runs = {f: one_low(first, name, f, one.scale) for f, one in result.items() if one.is_broken or name in again}
-        # `lost`: the parameter broken in a step with everything low, if the operation's own step breaks none
-        broken = [fmt for fmt, one in result.items() if one.is_broken]
-        reaches = {fmt: _broken_parameter(first, runs[fmt]) or lost[fmt].get(name) for fmt in broken}
-        ran = [fmt for fmt, low in runs.items() if low.failure is None and first.faithful]
+        broken = [fmt for fmt, error in result.items() if error.is_broken]
+        steps = dict[str, LowStep]()  # with only this operation in low precision
+        for fmt, error in result.items():
+            if error.is_broken or name in rerun:
+                steps[fmt] = one_low(first, name, fmt, error.scale)
+        reaches = dict[str, str]()
+        for fmt in broken:
+            # `lost`: the parameter broken in a step with everything low, if the operation's own step breaks none
+            parameter = _broken_parameter(first, steps[fmt]) or lost[fmt].get(name)
+            if parameter is not None:
+                reaches[fmt] = parameter
+        contributions = dict[str, GradientChange]()
+        for fmt, low in steps.items():
+            if low.failure is None and first.faithful:
+                contributions[fmt] = _change(first, low, result[fmt].gaps)
         node = first.capture.nodes[name]
         nodes.append(
             BackwardNode(
@@ -93,14 +99,23 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
                 node.op,
                 node.owner,
                 node.source,
-                errors={fmt: one.error for fmt, one in result.items()},
-                contributions={f: _change(first, runs[f], result[f].gaps) for f in ran},
-                reaches={fmt: parameter for fmt, parameter in reaches.items() if parameter is not None},
+                errors={fmt: error.error for fmt, error in result.items()},
+                contributions=contributions,
+                reaches=reaches,
                 reasons={},
                 called_from=node.called_from,
             )
         )
     return tuple(nodes), None if first.faithful else OTHER_GRADIENTS
+
+
+def _heaviest(first: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -> set[str]:
+    """The operations with the largest weights, which get a separate step; the larger the model, the fewer."""
+    elements = sum(leaf.numel() for leaves in first.live.values() for leaf in leaves)
+    most = min(MAX_RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))
+    weights = {name: max(error.weight for error in result.values()) for name, result in tested.items()}
+    ranked = sorted(weights, key=lambda name: -weights[name])
+    return set(ranked[:most])
 
 
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:
@@ -219,35 +234,50 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> tuple
     """Results and gradients of an operation, in FP32 or in a format on rounded values; or why the operation fails."""
     leaves: dict[Key, torch.Tensor] = {}
 
-    def leaf(source: fx.Node) -> Any:
+    def as_leaves(source: fx.Node) -> Any:
+        """The value of an input, with a leaf of this operation's own graph for each tensor; the same leaf each time."""
         flat, spec = pytree.tree_flatten(step.env[source.name])
-        made, tensors = [], 0
+        result = list[Any]()
+        tensors = 0
         for item in flat:
-            if isinstance(item, torch.Tensor):
-                key, tensors = (source.name, tensors), tensors + 1
-                if key not in leaves:
-                    value = item.detach() if fmt is None else round_tree(item.detach(), FORMATS[fmt])
-                    leaves[key] = value.requires_grad_(item.requires_grad) if value.is_floating_point() else value
-                item = leaves[key]
-            made.append(item)
-        return pytree.tree_unflatten(made, spec)
+            if not isinstance(item, torch.Tensor):
+                result.append(item)
+                continue
+            key = (source.name, tensors)
+            tensors += 1
+            if key not in leaves:
+                leaves[key] = _leaf_of(item, fmt)
+            result.append(leaves[key])
+        return pytree.tree_unflatten(result, spec)
 
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), leaf)
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), as_leaves)
+    target = target_of(node)
     try:
         with isolate(seed=step.seed), torch.enable_grad():
             if fmt is None:
-                results = tensors_in(target_of(node)(*args, **kwargs))
+                results = tensors_in(target(*args, **kwargs))
             else:
                 literals = low_literals(step.capture.nodes[node.name], fmt)
-                results = tensors_in(run_op(target_of(node), *with_literals(args, kwargs, literals)))
+                args, kwargs = with_literals(args, kwargs, literals)
+                results = tensors_in(run_op(target, args, kwargs))
             wanted = {key: x for key, x in leaves.items() if x.requires_grad}
-            result = dict(zip(wanted, _backward(results, gradients, [*wanted.values()]), strict=True))
-            return [x.detach() for x in results], result
+            backward = _backward(results, gradients, [*wanted.values()])
+            return [x.detach() for x in results], dict(zip(wanted, backward, strict=True))
     except UnsupportedInFormat as error:
         return str(error)
     except Exception as error:
         let_through(error)
-        return f"{operation_of(target_of(node)).name}: {first_line(error)[:160]}"
+        return f"{operation_of(target).name}: {first_line(error)[:160]}"
+
+
+def _leaf_of(x: torch.Tensor, fmt: str | None) -> torch.Tensor:
+    """A detached tensor, rounded to a format if one is given, that requires a gradient as `x` does."""
+    value: torch.Tensor = x.detach()
+    if fmt is not None:
+        value = round_tree(value, FORMATS[fmt])
+    if value.is_floating_point():
+        value.requires_grad_(x.requires_grad)
+    return value
 
 
 def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch.Tensor]) -> Leaves:

@@ -160,7 +160,7 @@ class Trail(Emulation):
             assert call.source is not None
             self._events.append(Origin(call.words, call.module))
             self._keep(x, call.source)
-        if bad and not tensors_in(result):  # Python reads a number
+        if bad and isinstance(result, int | float):  # Python reads a number
             self._read = call.source
 
     def _source(
@@ -187,6 +187,8 @@ class Trail(Emulation):
         for storage in memory(x):
             if storage._cdata in self._stored:
                 return self._stored[storage._cdata][1]
+        if self._first_gradient is not None:  # a gradient, or made from one inside a backward pass
+            return self._first_gradient
         if not is_low(x.dtype) and not bool(entries(x).isnan().any()):
             return MEANT
         what = "NaN" if bool(entries(x).isnan().any()) else "Inf"

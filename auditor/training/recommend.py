@@ -186,23 +186,30 @@ def loss_scale(low: Mapping[str, Magnitudes]) -> LossScale | None:
     pool = merge_magnitudes(low.values())
     if not pool.nonzero:
         return None
+    # Exponents of two: the largest scale without an overflow, and the smallest without too many underflows.
     top = min(math.floor(math.log2(largest_scale(pool, FP16))), _HIGHEST)
     needed = least_exponent(pool, min(0, top))
+    minimum = math.ldexp(1.0, needed)
+    maximum = math.ldexp(1.0, top)
     largest = max(low, key=lambda module: low[module].max_abs)
     hungry = max(low, key=lambda module: count_underflows(low[module], top))
-    open_ = needed <= top
+    init: float | None = None
+    closed_by: str | None = largest
+    if needed <= top:
+        init = max(minimum, maximum / HEADROOM)
+        closed_by = None
     shifts = range(min(0, needed, top) - 4, max(needed, top) + 5)
     return LossScale(
-        minimum=math.ldexp(1.0, needed),
-        maximum=math.ldexp(1.0, top),
-        init=max(math.ldexp(1.0, needed), math.ldexp(1.0, top) / HEADROOM) if open_ else None,
+        minimum=minimum,
+        maximum=maximum,
+        init=init,
         flushed_unscaled=underflow_share(pool.exponents, FP16),
         allowed=ALLOWED,
-        closed_by=None if open_ else largest,
+        closed_by=closed_by,
         largest=largest,
         starved=hungry if count_underflows(low[hungry], top) else None,
-        flushed={k: underflow_share(pool.exponents, FP16, k) for k in shifts},
-        subnormal={k: subnormal_share(pool.exponents, FP16, k) for k in shifts},
+        flushed={shift: underflow_share(pool.exponents, FP16, shift) for shift in shifts},
+        subnormal={shift: subnormal_share(pool.exponents, FP16, shift) for shift in shifts},
     )
 
 

@@ -18,7 +18,7 @@ from ..execution.execute import Executor, Observe, Semantics, SeparateResults, S
 from ..execution.policy import Policy, plain
 from ..isolation import isolate
 from ..numerics.casting import round_tree
-from ..numerics.devices import NATIVE
+from ..numerics.devices import CPU, NATIVE, target_type
 from ..numerics.entries import dense, is_plain
 from ..numerics.formats import FORMATS
 from ..numerics.kernels import CUDA_ARITHMETIC
@@ -56,9 +56,9 @@ class Step:
     by_parameter: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether the step runs on a GPU."""
-        return any(isinstance(x, torch.Tensor) and x.device.type in NATIVE for x in self.flat)
+    def is_native(self) -> bool:
+        """Whether the step runs natively: on a GPU, or on a CPU as the target."""
+        return target_type() == CPU or any(isinstance(x, torch.Tensor) and x.device.type in NATIVE for x in self.flat)
 
 
 def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> Step:
@@ -86,34 +86,41 @@ def run_step(step: Step) -> Step:
 
     If the backward pass raises, `by_parameter` has zeros.
     """
-
-    def keep_gradient(name: str, index: int, gradient: torch.Tensor) -> None:
-        """Store the accumulated gradient of one tensor."""
-        step.gradients.setdefault(name, [None] * len(step.live[name]))[index] = dense(gradient.detach())
-
     outputs: Any = None
-    with isolate(seed=step.seed), torch.enable_grad(), ExitStack() as during:
-        for n, outputs in Executor(step.capture.graph_module, SeparateResults()).steps(*step.flat):
+    with isolate(seed=step.seed), torch.enable_grad(), ExitStack() as hooks:
+        executor = Executor(step.capture.graph_module, SeparateResults())
+        for n, outputs in executor.steps(*step.flat):
             if n.op != "output":
-                step.env[n.name], step.live[n.name] = outputs, tensors_in(outputs)
+                step.env[n.name] = outputs
+                step.live[n.name] = tensors_in(outputs)
         step.loss = tensors_in(outputs)[0].reshape(())
-        for name, leaves in step.live.items():
-            for index, leaf in enumerate(leaves):
-                if leaf.is_floating_point() and leaf.requires_grad and is_plain(leaf):
-                    hook = partial(keep_gradient, name, index)
-                    during.callback(leaf.register_hook(hook).remove)  # type: ignore[no-untyped-call]
+        _keep_gradients(step, hooks)
+        parameters = [*step.parameters.values()]
         result: Sequence[torch.Tensor | None]
         try:
-            leaves = [*step.parameters.values()]
-            result = torch.autograd.grad(step.loss, leaves, retain_graph=True, allow_unused=True)
+            result = torch.autograd.grad(step.loss, parameters, retain_graph=True, allow_unused=True)
         except Exception as error:
             let_through(error)
-            result = [None] * len(step.parameters)
+            result = [None] * len(parameters)
     step.by_parameter = {
         name: torch.zeros_like(leaf) if gradient is None else dense(gradient)
         for (name, leaf), gradient in zip(step.parameters.items(), result, strict=True)
     }
     return step
+
+
+def _keep_gradients(step: Step, hooks: ExitStack) -> None:
+    """Store the accumulated gradient of every tensor that requires one, until `hooks` are closed."""
+
+    def keep(name: str, index: int, gradient: torch.Tensor) -> None:
+        of_node = step.gradients.setdefault(name, [None] * len(step.live[name]))
+        of_node[index] = dense(gradient.detach())
+
+    for name, leaves in step.live.items():
+        for index, leaf in enumerate(leaves):
+            if leaf.is_floating_point() and leaf.requires_grad and is_plain(leaf):
+                hook = leaf.register_hook(partial(keep, name, index))  # type: ignore[no-untyped-call]
+                hooks.callback(hook.remove)
 
 
 @dataclass(frozen=True)

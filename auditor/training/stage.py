@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ from .recommend import (
     ratios_of,
     tolerated_error,
 )
-from .replay import Step, bind_step, gradient_error, run_step
+from .replay import LowStep, Step, bind_step, gradient_error, run_step
 from .step import FP32, LOSS, StepPrecision, capture_step, own_step, step_batches, use_own_gradients
 
 QUARTERS = 12
@@ -87,33 +87,48 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
         tick("capture")
         captured = capture_step(subject, formats, seed)
         gradients: dict[str, list[Magnitudes]] = {}
-        steps = []
+        losses = list[float]()
         batches = usable(captured, replace(subject, batches=step_batches(subject)))
         for batch in batches:
             tick("FP32 step")
             step = use_own_gradients(run_step(bind_step(captured, subject, batch, seed)))
             for name, leaves in step.gradients.items():
-                gradients.setdefault(name, []).extend(magnitudes_of(g) for g in leaves if g is not None)
-            steps.append(float(step.loss.detach()))
-            for name, own in step.by_parameter.items():
-                if not bool(torch.isfinite(own).all()):
-                    said = f"the gradient of {name} is not finite even in FP32: fix the loss or the inputs first"
-                    raise LoadError(said, slug="bad-loss")
-            if len(steps) == 1:
+                magnitudes = (magnitudes_of(gradient) for gradient in leaves if gradient is not None)
+                gradients.setdefault(name, []).extend(magnitudes)
+            losses.append(float(step.loss.detach()))
+            _require_finite(step)
+            if len(losses) == 1:
                 first = step
                 tick("backward passes")
                 nodes, attribution = backward_nodes(first, formats)
                 nodes = backward_reasons(nodes)
             else:
-                nodes = _with_batch(nodes, step, formats, len(steps))
-    pooled = {name: merge_magnitudes(result) for name, result in gradients.items()}
+                nodes = _with_batch(nodes, step, formats, len(losses))
+    pooled = {name: merge_magnitudes(parts) for name, parts in gradients.items()}
+    parameters = _gradients_of_parameters(first, captured, pooled)
+    return MeasuredStep(captured, formats, first, pooled, parameters, nodes, attribution, losses)
+
+
+def _require_finite(step: Step) -> None:
+    """Raises: LoadError(slug="bad-loss") if a parameter's FP32 gradient is not finite."""
+    for name, gradient in step.by_parameter.items():
+        if not bool(torch.isfinite(gradient).all()):
+            message = f"the gradient of {name} is not finite even in FP32: fix the loss or the inputs first"
+            raise LoadError(message, slug="bad-loss")
+
+
+def _gradients_of_parameters(
+    first: Step, captured: Capture, pooled: Mapping[str, Magnitudes]
+) -> tuple[ParameterGradients, ...]:
+    """Weights, gradients and updates of all parameters; a tied parameter appears once. pooled: of all batches."""
     places = {place.fqn: place.name for place in captured.placeholders}
-    parameters = []
-    for name, leaf in first.parameters.items():  # a tied parameter appears once
-        gradient, ratios = pooled[places[name]], ratios_of(leaf, first.by_parameter[name])
+    parameters = list[ParameterGradients]()
+    for name, leaf in first.parameters.items():
         module = name.rpartition(".")[0]
+        gradient = pooled[places[name]]
+        ratios = ratios_of(leaf, first.by_parameter[name])
         parameters.append(ParameterGradients(name, module, magnitudes_of(leaf), gradient, ratios, low=False))
-    return MeasuredStep(captured, formats, first, pooled, tuple(parameters), nodes, attribution, steps)
+    return tuple(parameters)
 
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], preferred: Plan | None) -> Training:
@@ -126,36 +141,23 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], preferred: Plan 
     lowerings = {fmt: StepPrecision(fmt, trainable.get(f"autocast_{fmt}")) for fmt in formats}
     fmt = "fp16" if "fp16" in formats else formats[0]
     low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
-    subject = prepared.first.subject
     by_module = low_by_module(prepared.capture, prepared.gradients, low)
-    scale = loss_scale(by_module) if fmt == "fp16" else None
-    cast = {place.fqn for place in prepared.capture.placeholders if place.fqn and place.name in low}
-    parameters = tuple(replace(parameter, low=parameter.name in cast) for parameter in prepared.parameters)
-    with in_training(subject.model):
-        tick("low-precision steps")
-        errors = {f: _gradient_error(prepared, lowerings[f], 1.0) for f in formats if f != "fp16"}
-        if fmt == "fp16":
-            errors["fp16"], scale = _at_a_scale(prepared, lowerings["fp16"], scale)
-        noise = _noise(prepared.first)
-        tolerated = tolerated_error(noise)
-        scales = dict.fromkeys(formats, 1.0)  # only FP16 needs a loss scale
-        if scale is not None and scale.init:
-            scales["fp16"] = scale.init
-        # Errors near the tolerated one are measured again at changed weights; the decisive one of all counts.
-        draws = {}
-        for f, error in errors.items():
-            if error is not None:
-                draws[f] = draw_errors(prepared.first, lowerings[f], scales[f], error, tolerated)
-        draws = {f: drawn for f, drawn in draws.items() if len(drawn) > 1}
-        errors = {f: decisive_error(draws[f]) if f in draws else errors[f] for f in formats}
-        overflows = [one for f in formats for one in _loss_overflows(prepared, f, scales[f])]
+    parameters = _mark_low(prepared, low)
+    steps = _run_low_steps(prepared, lowerings, by_module)
     bf16 = _bf16_outlook(parameters, by_module) if "bf16" in formats else None
-    idle = {f for f in formats if f"autocast_{f}" in plans and lowerings[f].plan is None}
-    unclear = {f: interval_of(drawn) for f, drawn in draws.items() if side_of(drawn, tolerated) == "unclear"}
-    preferred_format = preferred.format if preferred is not None else None
+
+    # Which format to train in.
+    idle = {fmt for fmt in formats if f"autocast_{fmt}" in plans and lowerings[fmt].plan is None}
     format, reason = format_to_train_in(
-        formats, scale, errors, preferred_format, idle, tolerated=tolerated, unclear=unclear
+        formats,
+        steps.scale,
+        steps.errors,
+        preferred.format if preferred is not None else None,
+        idle,
+        tolerated=steps.tolerated,
+        unclear=steps.unclear,
     )
+    subject = prepared.first.subject
     assert subject.objective is not None
     plan = lowerings[fmt].plan
     result = Training(
@@ -166,12 +168,12 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], preferred: Plan 
         modules=module_gradients(prepared.capture, prepared.gradients, low),
         parameters=parameters,
         nodes=prepared.nodes,
-        fp16=scale,
+        fp16=steps.scale,
         bf16=bf16,
-        errors=errors,
-        draws=draws,
-        tolerated=tolerated,
-        noise=noise,
+        errors=steps.errors,
+        draws=steps.draws,
+        tolerated=steps.tolerated,
+        noise=steps.noise,
         advice=(),
         recommendation=reason,
         attribution=prepared.attribution,
@@ -179,7 +181,70 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], preferred: Plan 
         inputs=_kind_of_inputs(subject.batches[0]),
         batches=len(prepared.losses),
     )
-    return replace(result, advice=(*overflows, *advice_of(result, prepared.capture, lowerings)))
+    advice = advice_of(result, prepared.capture, lowerings)
+    return replace(result, advice=(*steps.overflows, *advice))
+
+
+def _mark_low(prepared: MeasuredStep, low: Container[str]) -> tuple[ParameterGradients, ...]:
+    """The parameters, each with whether its placeholder is in `low`, so that it is cast to low precision."""
+    names = {place.fqn for place in prepared.capture.placeholders if place.fqn and place.name in low}
+    return tuple(replace(parameter, low=parameter.name in names) for parameter in prepared.parameters)
+
+
+@dataclass(frozen=True)
+class _LowSteps:
+    """Results of training steps in low precision.
+
+    errors: {format: relative L2 error of the gradients}, None if the step fails. draws: {format: errors at changed
+    weights}, where they decide. scale: usable loss scales in FP16. noise: of FP32's gradients, see `_noise`. tolerated:
+    the largest tolerated error. overflows: advice on losses that overflow.
+    """
+
+    errors: dict[str, float | None]
+    draws: dict[str, tuple[float, ...]]
+    scale: LossScale | None
+    noise: float | None
+    tolerated: float
+    overflows: tuple[Advice, ...]
+
+    @property
+    def unclear(self) -> dict[str, tuple[float, float]]:
+        """{format: interval of the error} of the formats whose draws lie on both sides of the tolerated error."""
+        draws = {fmt: drawn for fmt, drawn in self.draws.items() if side_of(drawn, self.tolerated) == "unclear"}
+        return {fmt: interval_of(drawn) for fmt, drawn in draws.items()}
+
+
+def _run_low_steps(
+    prepared: MeasuredStep, lowerings: Mapping[str, StepPrecision], by_module: Mapping[str, Magnitudes]
+) -> _LowSteps:
+    """Run a step in each format. by_module: magnitudes of the low-precision gradients."""
+    formats = prepared.formats
+    scale = loss_scale(by_module) if "fp16" in formats else None
+    with in_training(prepared.first.subject.model):
+        tick("low-precision steps")
+        errors = {fmt: _gradient_error(prepared, lowerings[fmt], 1.0) for fmt in formats if fmt != "fp16"}
+        scales = dict.fromkeys(formats, 1.0)  # only FP16 needs a loss scale
+        if "fp16" in formats:
+            errors["fp16"], scale = _at_a_scale(prepared, lowerings["fp16"], scale)
+        if scale is not None and scale.init:
+            scales["fp16"] = scale.init
+        noise = _noise(prepared.first)
+        tolerated = tolerated_error(noise)
+
+        # Errors near the tolerated one are measured again at changed weights; the decisive one of all counts.
+        draws = dict[str, tuple[float, ...]]()
+        for fmt, error in errors.items():
+            if error is None:
+                continue
+            drawn = draw_errors(prepared.first, lowerings[fmt], scales[fmt], error, tolerated)
+            if len(drawn) > 1:
+                draws[fmt] = drawn
+                errors[fmt] = decisive_error(drawn)
+        overflows = list[Advice]()
+        for fmt in formats:
+            overflows += _loss_overflows(prepared, fmt, scales[fmt])
+    ordered = {fmt: errors[fmt] for fmt in formats}
+    return _LowSteps(ordered, draws, scale, noise, tolerated, tuple(overflows))
 
 
 def _bf16_outlook(parameters: Sequence[ParameterGradients], by_module: Mapping[str, Magnitudes]) -> Bf16Outlook:
@@ -243,19 +308,29 @@ def _at_a_scale(
 ) -> tuple[float | None, LossScale | None]:
     """The error of an FP16 step at the initial scale, and the usable scales. If gradients overflow, for example in an
     autograd.Function, the scale is divided by four until gradients are finite, and becomes the maximum."""
-    scale = window.init if window is not None and window.init else 1.0
+    scale = 1.0
+    if window is not None and window.init:
+        scale = window.init
     error = _gradient_error(prepared, low, scale)
     if window is None or window.init is None or error is None or math.isfinite(error):
         return error, window
     for _ in range(QUARTERS):
         scale /= 4
-        if (error := _gradient_error(prepared, low, scale)) is not None and math.isfinite(error):
-            init = max(window.minimum, scale / HEADROOM) if window.minimum <= scale else None
-            blamed = (overflow_of(step, low, 4 * scale)[1] for step in _steps(prepared))
-            first = next((module for module in blamed if module is not None), window.largest)
-            closed_by = window.closed_by if init else first
-            return error, replace(window, maximum=scale, init=init, largest=first, closed_by=closed_by)
+        error = _gradient_error(prepared, low, scale)
+        if error is not None and math.isfinite(error):
+            return error, _lowered_window(prepared, low, window, scale)
     return math.inf, replace(window, init=None)
+
+
+def _lowered_window(prepared: MeasuredStep, low: StepPrecision, window: LossScale, scale: float) -> LossScale:
+    """The usable loss scales, if `scale` is the largest without an overflow and four times this scale overflows."""
+    init = None
+    if window.minimum <= scale:
+        init = max(window.minimum, scale / HEADROOM)
+    overflowing = (overflow_of(step, low, 4 * scale)[1] for step in _steps(prepared))
+    largest = next((module for module in overflowing if module is not None), window.largest)
+    closed_by = window.closed_by if init else largest
+    return replace(window, maximum=scale, init=init, largest=largest, closed_by=closed_by)
 
 
 def _with_batch(
@@ -263,21 +338,38 @@ def _with_batch(
 ) -> tuple[BackwardNode, ...]:
     """If a low-precision step on another batch gives non-finite gradients, mark the operations whose backward pass
     turns non-finite there as unsafe."""
-    captured, every = step.capture.nodes, step.gradients.items()
-    leaves = (g for name, gradients in every if name not in captured or captured[name].owner != LOSS for g in gradients)
-    inside = merge_magnitudes(significant(magnitudes_of(g)) for g in leaves if g is not None)
-    scale = min(largest_scale(inside, FORMATS["fp16"]) / HEADROOM, 2.0**24)
-    low = {fmt: own_step(step, StepPrecision(fmt), scale if FORMATS[fmt].loss_scaling else 1.0) for fmt in formats}
-    if not (broken := tuple(fmt for fmt, one in low.items() if one.failure is None and not one.finite)):
+    broken = _broken_formats(step, formats)
+    if not broken:
         return nodes
-    known = {node.name: node for node in nodes}
+    by_name = {node.name: node for node in nodes}
     for node in backward_reasons(backward_nodes(step, broken)[0]):
-        said = {fmt: f"{reason} (batch {number})" for fmt, reason in node.reasons.items()}
-        before = known.setdefault(node.name, replace(node, reasons=said))
-        known[node.name] = replace(
-            before, reasons={**said, **before.reasons}, reaches={**node.reaches, **before.reaches}
+        reasons = {fmt: f"{reason} (batch {number})" for fmt, reason in node.reasons.items()}
+        before = by_name.setdefault(node.name, replace(node, reasons=reasons))
+        by_name[node.name] = replace(
+            before,
+            reasons={**reasons, **before.reasons},  # those of earlier batches stay
+            reaches={**node.reaches, **before.reaches},
         )
-    return tuple(known.values())
+    return tuple(by_name.values())
+
+
+def _broken_formats(step: Step, formats: tuple[str, ...]) -> tuple[str, ...]:
+    """The formats in which a step runs, but gives non-finite gradients even at the largest safe loss scale."""
+    nodes = step.capture.nodes
+    gradients = list[Magnitudes]()
+    for name, leaves in step.gradients.items():
+        if name in nodes and nodes[name].owner == LOSS:
+            continue
+        gradients += [significant(magnitudes_of(leaf)) for leaf in leaves if leaf is not None]
+    largest = largest_scale(merge_magnitudes(gradients), FORMATS["fp16"])
+    scale = min(largest / HEADROOM, 2.0**24)
+    broken = list[str]()
+    for fmt in formats:
+        own_scale = scale if FORMATS[fmt].loss_scaling else 1.0
+        low = own_step(step, StepPrecision(fmt), own_scale)
+        if low.failure is None and not low.finite:
+            broken.append(fmt)
+    return tuple(broken)
 
 
 def _noise(step: Step) -> float | None:
@@ -286,17 +378,32 @@ def _noise(step: Step) -> float | None:
     The mean of two halves' gradients has an error of about half their distance. Returns None for a batch without
     halves."""
     subject = step.subject
-    total, *others = {x.shape[0] for x in tensors_in(subject.batches[0]) if x.dim()} or {0}
-    if total < 2 or others:
+    lengths = {x.shape[0] for x in tensors_in(subject.batches[0]) if x.dim()}
+    if len(lengths) > 1:
         return None
-    parts = (_part(subject, total, rows) for rows in (slice(0, total // 2), slice(total // 2, 2 * (total // 2))))
-    halves = [own_step(replace(step, subject=part, batch=step_batches(part)[0]), FP32) for part in parts]
-    if any(half.failure is not None for half in halves):
+    total = max(lengths, default=0)
+    if total < 2:
+        return None
+    half = total // 2
+    halves = [_half_step(step, _part(subject, total, rows)) for rows in (slice(0, half), slice(half, 2 * half))]
+    if any(own.failure is not None for own in halves):
         return None  # the model may accept only the whole batch's size
-    one, other = ({name: g for name, g in half.gradients.items() if g is not None} for half in halves)
-    apart = [one[name] - other[name] for name in one.keys() & other.keys()]
-    size = math.sqrt(sum(float(g.double().square().sum()) for g in step.by_parameter.values()))
-    return math.sqrt(sum(float(g.double().square().sum()) for g in apart)) / 2 / size if size else None
+    first, second = (
+        {name: gradient for name, gradient in own.gradients.items() if gradient is not None} for own in halves
+    )
+    differences = [first[name] - second[name] for name in first.keys() & second.keys()]
+    size = _norm(step.by_parameter.values())
+    return _norm(differences) / 2 / size if size else None
+
+
+def _half_step(step: Step, half: Subject) -> LowStep:
+    """The FP32 step of a model on half of its batch."""
+    return own_step(replace(step, subject=half, batch=step_batches(half)[0]), FP32)
+
+
+def _norm(gradients: Iterable[torch.Tensor]) -> float:
+    """The L2 norm of several tensors, as if they were one."""
+    return math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:

@@ -244,15 +244,15 @@ class _Region(TrainingStep):
 
 def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale: float) -> LowStep:
     """Run a step. In FP32, the user's own autocast regions are ignored, as in the recording. In low precision, a step runs
-    natively on a GPU, and emulated on a CPU.
+    natively on a GPU and on a CPU as the target, and is emulated otherwise.
 
-    A step with random operations is emulated on a GPU too, since low-precision kernels draw other random numbers than
+    A step with random operations is emulated there too, since low-precision kernels draw other random numbers than
     FP32 kernels.
     """
     around: AbstractContextManager[None] = emulate("cuda")
     if low.format == "fp32" or low.handler is not None:
         around = intercept(low.handler or Handler(), around=torch.float32 if low.format == "fp32" else None)
-    elif step.on_gpu and not any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes):
+    elif step.is_native and not any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes):
         around = nullcontext()
     args, kwargs = copy_batch(step.batch)
     with torch.enable_grad(), disable_fused_path(), around:

@@ -121,12 +121,13 @@ class Verifier:
         device: str = "cpu",
         gradients: bool = True,
         most: int | None = None,
+        fused: bool = False,
         timeout: float | None = None,
         expected: Sequence[torch.Tensor] | None = None,
         noise: float = 0.0,
     ) -> None:
         """batches: inputs on the devices to use. scratch: a folder that is deleted if this process is killed.
-        gradients: whether to run with gradients too. most: maximum number of operations of a forward. timeout: seconds
+        gradients: whether to run with gradients too. most: maximum number of operations of a forward. fused: see ModelRuns. timeout: seconds
         for a plan, default TIMEOUT. expected: FP32 outputs for the first batch, which the model built in the process
         must reproduce up to ALIKE or three times `noise`, the difference between FP32 runs."""
         self.scratch, self.timeout = scratch, timeout or TIMEOUT
@@ -138,6 +139,7 @@ class Verifier:
             "device": device,
             "gradients": gradients,
             "most": most,
+            "fused": fused,
             "memory": limit.size if (limit := offload.now()) else None,
             "places": [str(x.device) for x in tensors_in(list(batches))],
         }

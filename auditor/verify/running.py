@@ -24,7 +24,7 @@ from ..isolation.members import modules_of
 from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.run_model import copy_batch, run_model
 from ..isolation.tensors import memory
-from ..numerics.devices import is_native, type_of
+from ..numerics.devices import is_gpu, is_native, type_of
 from ..numerics.entries import tensors_in
 from ..records import Batch, TimeAndMemory, Times
 from ..score import NoScore, ScoreFunction, ScoreResult, call_scoring, find_function
@@ -90,10 +90,11 @@ class Answers:
 
 @dataclass(frozen=True)
 class ModelRuns:
-    """Runs the models that `load` provides, natively on a GPU or emulating one on a CPU; all state is restored.
+    """Runs the models that `load` provides, natively or emulating a GPU on a CPU; all state is restored.
 
     gradients: whether to run with gradients too. most: maximum number of operations of a forward, see `emulate`. apart:
-    whether the process exists only for these runs. Each method answers a question (see Question); a failed run returns
+    whether the process exists only for these runs. fused: whether outputs without gradients are those of PyTorch's fused
+    transformer path. Each method answers a question (see Question); a failed run returns
     a one-line reason.
     """
 
@@ -104,17 +105,18 @@ class ModelRuns:
     gradients: bool = False
     most: int | None = None
     apart: bool = False
+    fused: bool = False
 
     def answers(self, plan: str) -> Answers | str:
         """The model's outputs on each batch without gradients and, on the first, with gradients enabled.
 
-        On a GPU the model must also run with PyTorch's fused transformer path, which users of the model get; a CPU's
-        fused path differs from a GPU's.
+        On a native device the model must also run with PyTorch's fused transformer path, which users of the model get; a
+        CPU's fused path differs from a GPU's.
         """
 
         def run(model: nn.Module) -> Answers | str:
-            outputs = run_patched(model, self.batches, self.device, self.seed, self.most)
-            if is_native(self.device):
+            outputs = run_patched(model, self.batches, self.device, self.seed, self.most, fused=self.fused)
+            if is_native(self.device) and not self.fused:
                 run_model(model, self.batches[0], seed=self.seed, fused=True)
             if not self.gradients:
                 return Answers(outputs)
@@ -148,11 +150,19 @@ class ModelRuns:
         around = partial(emulate_unless_native, self.device)
         return self._run_or_reason(plan, ieee(), lambda model: compare(model, around=around))
 
-    def time(self, plan: str, flags: Flags, threads: int) -> TimeAndMemory | str:
-        """Time and memory of one forward on the first batch; for TODAY under the caller's flags."""
+    def time(self, plan: str, flags: Flags, threads: int, only_eager: bool = False) -> TimeAndMemory | str:
+        """Time and memory of one forward on the first batch; for TODAY under the caller's flags. only_eager: whether
+        memory and compiled times are left out."""
         torch.set_num_threads(threads)
         around = under(flags) if plan == TODAY else ieee()
-        run = partial(time_forward, batch=self.batches[0], device=self.device, seed=self.seed, apart=self.apart)
+        batch = self.batches[0]
+        if only_eager:
+            return self._run_or_reason(
+                plan,
+                around,
+                lambda model: TimeAndMemory(Forward(model, batch, self.device, self.seed).time_eager(model)),
+            )
+        run = partial(time_forward, batch=batch, device=self.device, seed=self.seed, apart=self.apart)
         return self._run_or_reason(plan, around, run)
 
     def natively(self, plan: str) -> str:
@@ -171,6 +181,10 @@ class ModelRuns:
 
         return self._run_or_reason(plan, ieee(), run)
 
+    def run_or_reason(self, plan: str, run: Callable[[nn.Module], T]) -> T | str:
+        """The result of `run` on the model under a plan, with FP32 in IEEE arithmetic; as text, why it failed."""
+        return self._run_or_reason(plan, ieee(), run)
+
     def _run_or_reason(self, plan: str, around: AbstractContextManager[None], run: Callable[[nn.Module], T]) -> T | str:
         try:
             with around, self.load(plan) as model:
@@ -187,14 +201,21 @@ Question = Callable[[ModelRuns, str], Any]
 
 
 def run_patched(
-    model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0, most: int | None = None
+    model: nn.Module,
+    batches: Sequence[Batch],
+    device: str,
+    seed: int = 0,
+    most: int | None = None,
+    *,
+    fused: bool = False,
 ) -> list[list[torch.Tensor]]:
     """Output tensors, on the CPU, of a model to which a plan was applied; one list per batch.
 
     Raises: the exceptions that the model raises, or would raise on a GPU.
     """
     around = partial(emulate_unless_native, device, most)
-    return [[x.cpu() for x in run_model(model, batch, seed=seed, around=around)] for batch in batches]
+    run = partial(run_model, model, seed=seed, around=around, fused=fused)
+    return [[x.cpu() for x in run(batch)] for batch in batches]
 
 
 @dataclass(frozen=True)
@@ -284,7 +305,7 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
 def clock(device: str) -> Iterator[Number]:
     """Time the `with` block. After the block, the yielded function returns the seconds. The device's queue is drained
     before and after the block."""
-    module = torch.get_device_module(type_of(device)) if is_native(device) else torch.cpu
+    module = torch.get_device_module(type_of(device)) if is_gpu(device) else torch.cpu
     module.synchronize(device)
     begun = time.perf_counter()
     yield lambda: ended - begun
@@ -294,7 +315,7 @@ def clock(device: str) -> Iterator[Number]:
 
 def peak(device: str) -> AbstractContextManager[Number]:
     """Watch memory in a `with` block. After the block, the yielded function returns the peak increase in bytes."""
-    return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
+    return _of_a_gpu(device) if is_gpu(device) else _of_the_cpu()
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from ..loading.importer import import_source
 from ..loading.placement import copy_to_device
 from ..loading.state import materialise
 from ..loading.target import blame
-from ..numerics.devices import is_native, is_spread
+from ..numerics.devices import is_gpu, is_spread, on_target
 from ..numerics.entries import over_tensors
 from ..processes import outlive_parent
 from ..records import Batch
@@ -46,7 +46,7 @@ def main() -> None:
     handed = jobs()
     if (settings := next(handed, None)) is not None:
         outlive_parent()  # to delete the folder `scratch`
-        with offload.resident_limit(settings["memory"]):
+        with offload.resident_limit(settings["memory"]), on_target(settings["device"]):
             worker = Worker(settings)
             while (job := next(handed, None)) is not None and worker.did(job):
                 pass
@@ -93,7 +93,7 @@ class Worker:
         write(folder / STARTED, said)
         if load is None or self.batches is None:
             return False
-        how = {name: settings[name] for name in ("device", "seed", "gradients", "most")}
+        how = {name: settings[name] for name in ("device", "seed", "gradients", "most", "fused")}
         runs = ModelRuns(load, self.batches, **how, apart=True)
         stages = Stages(lambda stage, detail, *_: self._tell(detail))
         for index, plan in enumerate(job["plans"]):
@@ -154,7 +154,7 @@ def build_model(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     offload.onto(model)
     switch(model, training=False)
     device = settings["device"]
-    return copy_to_device(model, device) if is_native(device) and not is_spread(device) else model
+    return copy_to_device(model, device) if is_gpu(device) and not is_spread(device) else model
 
 
 def write(file: Path, content: Any) -> None:

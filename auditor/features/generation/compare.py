@@ -66,19 +66,24 @@ class Decoding:
 
     def reference(self, model: nn.Module, prompts: Prompts, file: Path, around: Around) -> ReferenceTokens:
         """Generate tokens with the FP32 model; write its logits to the file."""
-        seen, best = list[torch.Tensor](), list[torch.return_types.topk]()
+        logits_by_step = list[torch.Tensor]()
+        best = list[torch.return_types.topk]()  # by step: the chosen token and those with the next scores
 
         def follow(step: int, logits: torch.Tensor) -> torch.Tensor:
-            seen.append(logits.cpu())
-            best.append(self._scores(step, logits).topk(min(1 + WINDOW, logits.shape[-1]), -1))
-            return best[-1].indices[:, 0]
+            logits_by_step.append(logits.cpu())
+            count = min(1 + WINDOW, logits.shape[-1])
+            top = self._scores(step, logits).topk(count, -1)
+            best.append(top)
+            return top.indices[:, 0]
 
         decode(model, prompts, self.steps, follow, seed=self.seed, around=around)
-        torch.save(torch.stack(seen), file)
-        given = torch.stack([one.indices[:, 0] for one in best], 1)
-        scores = torch.stack([one.values for one in best], 1)
-        ended = torch.isin(given, torch.tensor(prompts.ends, device=given.device, dtype=given.dtype))
-        return ReferenceTokens(prompts, given, scores.double(), (ended.cumsum(1) - ended.long()) == 0, file)
+        torch.save(torch.stack(logits_by_step), file)
+        tokens = torch.stack([top.indices[:, 0] for top in best], 1)  # [prompts, steps]
+        scores = torch.stack([top.values for top in best], 1)
+        ends = torch.tensor(prompts.ends, device=tokens.device, dtype=tokens.dtype)
+        is_end = torch.isin(tokens, ends)
+        ends_before = is_end.cumsum(1) - is_end.long()
+        return ReferenceTokens(prompts, tokens, scores.double(), ends_before == 0, file)
 
     def compare(
         self,

@@ -68,23 +68,15 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     names = inspect.signature(model.forward).parameters
     args, kwargs = batch
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    ends = _ends(model)
     has_cache = _cache_argument(model) is not None
-    if callable(step := getattr(model, "step", None)) and len(inspect.signature(step).parameters) > 1:
+    step = getattr(model, "step", None)
+    if callable(step) and len(inspect.signature(step).parameters) > 1:
         ids = _check_ids(model, next(iter(given.values()), None))
-        result = Prompts("step", ids, torch.ones_like(ids), ends=ends)
+        result = Prompts("step", ids, torch.ones_like(ids), ends=_ends(model))
     elif has_cache and "decoder_input_ids" in names:
-        ids = given.pop("decoder_input_ids", None)
-        if ids is None:
-            first = next(x for x in given.values() if isinstance(x, torch.Tensor))
-            start: Any = model.config.decoder_start_token_id  # type: ignore[union-attr]
-            ids = torch.full((first.shape[0], 1), int(start), device=first.device)
-        return Prompts("encoder-decoder", _check_ids(model, ids), torch.ones_like(ids), given, ends)
+        return _decoder_prompts(model, given)
     elif has_cache and "input_ids" in names:
-        ids = _check_ids(model, given.get("input_ids"))
-        mask = torch.ones_like(ids) if given.get("attention_mask") is None else given["attention_mask"].to(ids)
-        order = mask.bool().to(torch.int8).argsort(dim=1, stable=True)  # the padding of the prompts goes to the left
-        result = Prompts("causal", ids.gather(1, order), mask.gather(1, order), ends=ends)
+        result = _causal_prompts(model, given)
     else:
         raise cannot_generate(
             f"{type(model).__name__} cannot generate token by token: its forward takes no "
@@ -93,6 +85,25 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     if int(result.mask.sum(1).min()) < LEAST:
         raise cannot_generate(f"a prompt has fewer than {LEAST} tokens: give longer prompts for --generate")
     return result
+
+
+def _decoder_prompts(model: nn.Module, given: dict[str, Any]) -> Prompts:
+    """The prompts of a decoder, by default its start token, with the inputs of the encoder."""
+    ids = given.pop("decoder_input_ids", None)
+    if ids is None:
+        first = next(x for x in given.values() if isinstance(x, torch.Tensor))
+        start: Any = model.config.decoder_start_token_id  # type: ignore[union-attr]
+        ids = torch.full((first.shape[0], 1), int(start), device=first.device)
+    return Prompts("encoder-decoder", _check_ids(model, ids), torch.ones_like(ids), given, _ends(model))
+
+
+def _causal_prompts(model: nn.Module, given: Mapping[str, Any]) -> Prompts:
+    """The prompts of a language model, with their padding at the left."""
+    ids = _check_ids(model, given.get("input_ids"))
+    mask = given.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask.to(ids)
+    tokens_last = mask.bool().to(torch.int8).argsort(dim=1, stable=True)
+    return Prompts("causal", ids.gather(1, tokens_last), mask.gather(1, tokens_last), ends=_ends(model))
 
 
 def _cache_argument(model: nn.Module) -> str | None:

@@ -18,12 +18,12 @@ from torch import fx, nn
 
 from ...capture.paths import reach
 from ...criteria import Criterion, criteria_of
-from ...criteria.margins import margins_of
+from ...criteria.margins import Margins, margins_of
 from ...criteria.measure import Criteria, names_of
 from ...errors import let_through
 from ...execution.execute import Executor
 from ...execution.policy import choice_from_scopes
-from ...isolation.outputs import tensor_outputs
+from ...isolation.outputs import NamedTensors, tensor_outputs
 from ...isolation.run_model import run_model
 from ...measure.layers import QuantizedModel
 from ...numerics.nodes import readers, row_of, tensors_in
@@ -100,25 +100,29 @@ class GenerationReference:
             found = failure_of(error)
         return replace(plan, generated=figures(self.checks, found))
 
-    def _with(self, planning: PlanningContext, plan: Plan, given: dict[str, list[torch.Tensor]] | str) -> Plan:
-        distance, batch, path = planning.output_metric.distance, planning.subject.batches[0], planning.capture.first
-        logits, problem = planning.reference(batch)[0], planning.problem(plan.strategy, plan.format)
-        decided = distance.each if isinstance(distance, Criteria) else ()
-        known = [margins_of(one, logits) for one in decided if one.kind == "top1"]
-        margins, found = next((one for one in known if one is not None), None), figures(self.checks, given)
+    def _with(self, planning: PlanningContext, plan: Plan, decoded: dict[str, list[torch.Tensor]] | str) -> Plan:
+        """A plan with its decoding results and, if a criterion on the logits' choices exists, with predicted flips."""
+        batch = planning.subject.batches[0]
+        logits = planning.reference(batch)[0]
+        problem = planning.problem(plan.strategy, plan.format)
+        margins = _margins_of_choices(planning, logits)
+        comparison = figures(self.checks, decoded)
         if margins is None:
-            return replace(plan, generated=replace(found, parts=shares(problem, plan)[1]))
-        how = problem.policy_for(choice_from_scopes(plan.scopes))
+            _, parts = shares(problem, plan)
+            return replace(plan, generated=replace(comparison, parts=parts))
+        path = planning.capture.first
+        policy = problem.policy_for(choice_from_scopes(plan.scopes))
         with torch.no_grad():
-            outputs = Executor(path.graph_module, how).run(*path.bind(planning.subject.model, batch))
+            outputs = Executor(path.graph_module, policy).run(*path.bind(planning.subject.model, batch))
         sizes = margins.size_by_step(logits, tensor_outputs(outputs)[0], self.decoding.steps)
 
         def flips(error: float) -> tuple[float, int | None]:
             return expected_flips(self.checks, error * margins.allowed_change, sizes)
 
         predicted, parts = shares(problem, plan, lambda error: flips(error)[0])
-        each, first = flips(predicted)
-        return replace(plan, generated=replace(found, predicted_flips=each, predicted_first_flip=first, parts=parts))
+        per_1000, first = flips(predicted)
+        comparison = replace(comparison, predicted_flips=per_1000, predicted_first_flip=first, parts=parts)
+        return replace(plan, generated=comparison)
 
 
 def generate_reference(
@@ -134,33 +138,64 @@ def generate_reference(
     model = subject.model
 
     def generate(batches: Sequence[Batch], name: str) -> list[ReferenceTokens]:
-        files = [Path(folder.name, f"{name}{index}.pt") for index in range(len(batches))]
+        """Generate from all batches, after all prompts were read."""
         prompts = [prompts_of(model, batch) for batch in batches]
-        return [decoding.reference(model, *one, nullcontext) for one in zip(prompts, files, strict=True)]
+        tokens = list[ReferenceTokens]()
+        for index, prompt in enumerate(prompts):
+            file = Path(folder.name, f"{name}{index}.pt")
+            tokens.append(decoding.reference(model, prompt, file, nullcontext))
+        return tokens
 
     def with_tokens(generated: Sequence[ReferenceTokens]) -> tuple[Batch, ...]:
-        return tuple(one.prompts.forced_inputs(model, one.tokens) for one in generated)
+        return tuple(tokens.prompts.forced_inputs(model, tokens.tokens) for tokens in generated)
 
     with stages("generate", f"{options.generate} tokens in FP32"):
         batches = generate(subject.batches, "batch")
         held_out = generate(subject.held_out, "held_out")
         checks = held_out or batches
         caches = stored_caches(decoding, model, checks, nullcontext)
-        scaled = scaled_caches(decoding, model, checks, nullcontext) if caches else ()
+        scaled: tuple[StoredCache, ...] = ()
+        if caches:
+            scaled = scaled_caches(decoding, model, checks, nullcontext)
         forced = with_tokens(batches)
         forced_held_out = with_tokens(held_out)
         subject = replace(subject, batches=forced, held_out=forced_held_out)
         outputs = run_model(model, subject.batches[0], seed=options.seed)
-    names = names_of(outputs)
-    vocabulary = torch.load(batches[0].logits, mmap=True).shape[-1]
-    if not names or outputs[0].dim() != 3 or outputs[0].shape[-1] != vocabulary:
-        raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, {vocabulary}]")
-    logits = names[0]
+    logits = _name_of_logits(subject, outputs, batches[0])
     if not options.criteria and options.metric is None:
         default = tuple(criteria_of(f"{logits}: top1 >= {1 - options.max_error:.12g}"))
         options = options.model_copy(update={"criteria": default})
-    limits = tuple(one for one in options.criteria if one.speaks_of(logits) and one.measure_text in ("kl", "top1"))
-    return subject, options, GenerationReference(folder, decoding, batches, held_out, caches, scaled, limits)
+    limits = list[Criterion]()
+    for criterion in options.criteria:
+        if criterion.speaks_of(logits) and criterion.measure_text in ("kl", "top1"):
+            limits.append(criterion)
+    reference = GenerationReference(folder, decoding, batches, held_out, caches, scaled, tuple(limits))
+    return subject, options, reference
+
+
+def _name_of_logits(subject: Subject, outputs: NamedTensors, generated: ReferenceTokens) -> str:
+    """The name of the first output, which must be the logits that generated the tokens.
+
+    Raises: LoadError(slug="cannot-generate").
+    """
+    vocabulary = torch.load(generated.logits, mmap=True).shape[-1]
+    names = names_of(outputs)
+    if not names or outputs[0].dim() != 3 or outputs[0].shape[-1] != vocabulary:
+        raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, {vocabulary}]")
+    return names[0]
+
+
+def _margins_of_choices(planning: PlanningContext, logits: torch.Tensor) -> Margins | None:
+    """The margins of the most probable tokens, of the first criterion `top1` that has them; None without one."""
+    distance = planning.output_metric.distance
+    if not isinstance(distance, Criteria):
+        return None
+    for criterion in distance.each:
+        if criterion.kind == "top1":
+            margins = margins_of(criterion, logits)
+            if margins is not None:
+                return margins
+    return None
 
 
 class Generate(Feature):
@@ -291,14 +326,18 @@ def shares(
     """A plan's first-order error, and each part's share of its square. flips(error): expected flips per 1,000
     tokens."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
-    of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
+    part_of = parts_of(problem.capture)
+    squares = defaultdict[str, float](float)
+    counts = defaultdict[str, int](int)
     for name, square in problem.squares(resolution, problem.figures(resolution)[0]).items():
         if square > 0 and math.isfinite(square):
-            squares[of[name]] += square
-            counts[of[name]] += name in problem.capture.nodes
+            part = part_of[name]
+            squares[part] += square
+            counts[part] += name in problem.capture.nodes
     total = sum(squares.values())
-    found = [
-        PartShare(part, square / total, counts[part], flips(math.sqrt(max(total - square, 0.0))))
-        for part, square in squares.items()
-    ]
-    return math.sqrt(total), tuple(sorted(found, key=lambda one: -one.share))
+    result = list[PartShare]()
+    for part, square in squares.items():
+        error_of_others = math.sqrt(max(total - square, 0.0))
+        result.append(PartShare(part, square / total, counts[part], flips(error_of_others)))
+    result.sort(key=lambda part: -part.share)
+    return math.sqrt(total), tuple(result)

@@ -51,18 +51,36 @@ def headline(findings: Sequence[Finding]) -> str:
 
 def _blocks(rows: Sequence[LedgerRow], findings: Sequence[Finding], flags: Mapping[str, Any], most: int) -> list[Block]:
     page: list[Block] = [Prose("Casts", (sentence(headline(findings)),))]
-    for f in (finding for finding in findings if finding.rule in SILENT.values()):
-        where = line(f.source, f.called_from) or "unknown line"
-        page.append(Item(f"{where} {f.rule} {sentence(f.message)}", (remedy(f.advice),), f.severity))
-    page += [Prose("Flags", (_flags(flags),)), Prose("", (ABOUT,), "about")]
-    for caption, operations in (("Parameters and buffers", False), ("Operations", True)):
-        own = [row for row in rows if (row.kind == "operation") is operations]
-        merged = fold(own, lambda r: r.module if r.op else r.name, lambda r: (*DTYPES(r), r.kind, r.op, r.source))
-        cells = [(_names(same), *map(_dtype, DTYPES(same[0]))) for same in merged]
-        page.append(Grid(HEADS, tuple(cells[:most]), caption=caption))
-        if len(cells) > most:
-            page.append(Prose("", (f"and {count(len(cells) - most, 'more line')}, in measurements.json",)))
+    for finding in findings:
+        if finding.rule in SILENT.values():
+            where = line(finding.source, finding.called_from) or "unknown line"
+            text = f"{where} {finding.rule} {sentence(finding.message)}"
+            page.append(Item(text, (remedy(finding.advice),), finding.severity))
+    page.append(Prose("Flags", (_flags(flags),)))
+    page.append(Prose("", (ABOUT,), "about"))
+    weights = [row for row in rows if row.kind != "operation"]
+    operations = [row for row in rows if row.kind == "operation"]
+    page += _grid("Parameters and buffers", weights, most)
+    page += _grid("Operations", operations, most)
     return page
+
+
+def _grid(caption: str, rows: Sequence[LedgerRow], most: int) -> list[Block]:
+    """A table with a line for all rows that differ only in their names; at most `most` lines."""
+    merged = fold(
+        rows,
+        lambda row: row.module if row.op else row.name,
+        lambda row: (*DTYPES(row), row.kind, row.op, row.source),
+    )
+    cells = list[tuple[str, ...]]()
+    for same in merged:
+        dtypes = map(_dtype, DTYPES(same[0]))
+        cells.append((_names(same), *dtypes))
+    blocks: list[Block] = [Grid(HEADS, tuple(cells[:most]), caption=caption)]
+    if len(cells) > most:
+        more = count(len(cells) - most, "more line")
+        blocks.append(Prose("", (f"and {more}, in measurements.json",)))
+    return blocks
 
 
 def _names(same: Sequence[LedgerRow]) -> str:

@@ -222,13 +222,17 @@ def _allow_any_strides(module: fx.GraphModule) -> None:
 
 def _same(node: fx.Node) -> fx.Node | None:
     """The input of an operation that changes nothing, such as a cast to the same dtype; else None."""
-    source, row = node.args[0] if node.args else None, row_of(node)
+    row = row_of(node)
+    source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or any(user.op == "output" for user in node.users):
         return None
-    if row.thins:
-        return source if len(node.args) > 2 and node.args[2] is False else None
-    given, result = source.meta.get("val"), node.meta.get("val")
-    cast = row.cast and "memory_format" not in node.kwargs
-    if not cast or not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
+    if row.thins:  # dropout, which changes nothing in evaluation mode
+        is_training = len(node.args) <= 2 or node.args[2] is not False
+        return None if is_training else source
+    is_cast = row.cast and "memory_format" not in node.kwargs
+    before = source.meta.get("val")
+    after = node.meta.get("val")
+    if not is_cast or not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return None
-    return source if (given.dtype, given.device) == (result.dtype, result.device) else None
+    is_unchanged = before.dtype == after.dtype and before.device == after.device
+    return source if is_unchanged else None

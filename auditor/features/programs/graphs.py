@@ -66,25 +66,30 @@ def graphs_of(planning: PlanningContext) -> MadePlans:
 
 
 def _make_plans(trial: Trial) -> MadePlans:
+    """Find, build and verify a plan of an exported program in each format."""
     planning = trial.planning
-    baselines, spaces, files = dict[str, Verification](), dict[str, Operations](), dict[str, bytes]()
+    baselines = dict[str, Verification]()
+    spaces = dict[str, Operations]()
+    files = dict[str, bytes]()
     for format in filter(runs, planning.options.formats):
         name = f"{GRAPHS[0]}_{format}"
-        table, baselines[name] = _all_low(trial, table_of(trial.exported.graph_module.graph, format, planning))
+        everything = table_of(trial.exported.graph_module.graph, format, planning)
+        table, baselines[name] = _all_low(trial, everything)
         spaces[name] = Operations(table, trial)
 
     def make(limits: Mapping[str, float]) -> dict[str, Candidate]:
-        made = {}
+        candidates = dict[str, Candidate]()
         for name, limit in limits.items():
             tick(name.replace("_", " "))
-            made[name] = spaces[name].propose(limit) if planning.options.quick else choose(spaces[name], limit)
-        return made
+            space = spaces[name]
+            candidates[name] = space.propose(limit) if planning.options.quick else choose(space, limit)
+        return candidates
 
     def run(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
-        plans = {}
+        built = dict[str, Plan]()
         for name, choice in chosen.items():
-            plans[name], files[f"{name}{PROGRAM}"] = _build_plan(name, spaces[name], choice)
-        return verify(planning, plans, files)
+            built[name], files[f"{name}{PROGRAM}"] = _build_plan(name, spaces[name], choice)
+        return verify(planning, built, files)
 
     plans = find_verified(spaces, planning.max_error, make, run)
     return MadePlans(plans, baselines, files)

@@ -294,34 +294,48 @@ def insert_rounding(model: Any, format: str) -> None:
     Without these casts, onnxruntime's CPU provider rounds nothing between operations for which it has no low-precision
     kernel. Raises: ValueError for a node with subgraphs.
     """
-    graph, low, wide = model.graph, onnx_ir.DataType[dtype_name(dtype_of(format)).upper()], onnx_ir.DataType.FLOAT
+    graph = model.graph
+    low = onnx_ir.DataType[dtype_name(dtype_of(format)).upper()]
+    wide = onnx_ir.DataType.FLOAT
     for node in graph:
-        for name, attribute in node.attributes.items():
-            if attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
-                raise ValueError(f"{node.op_type} contains a subgraph")
-            if attribute.type == onnx_ir.AttributeType.TENSOR and attribute.value.dtype == low:
-                node.attributes[name] = onnx_ir.AttrTensor(name, _widen_tensor(attribute.value))
-            if name in ("to", "dtype") and attribute.as_int() == low:
-                node.attributes[name] = onnx_ir.AttrInt64(name, wide)
+        _widen_attributes(node, low, wide)
     for stored in graph.initializers.values():
         if stored.dtype == low:
             stored.const_value = _widen_tensor(stored.const_value)
             stored.dtype = wide
-    for value in [*graph.inputs, *(given for node in graph for given in node.outputs)]:
-        if value.dtype != low:
-            continue
-        value.dtype, uses = wide, value.uses()
-        narrow = onnx_ir.node("Cast", [value], {"to": low})
-        back = onnx_ir.node("Cast", narrow.outputs, {"to": wide})
-        for user, index in uses:
-            user.replace_input_with(index, back.outputs[0])
-        if (made := value.producer()) is None:
-            graph.insert_before(graph[0], [narrow, back])
-        else:
-            graph.insert_after(made, [narrow, back])
-        for index, returned in enumerate(graph.outputs):
-            if returned is value:
-                _take_place(graph, index, back.outputs[0], wide)
+    results = [value for node in graph for value in node.outputs]
+    for value in [*graph.inputs, *results]:
+        if value.dtype == low:
+            _round_by_casts(graph, value, low, wide)
+
+
+def _widen_attributes(node: Any, low: Any, wide: Any) -> None:
+    """Make a node's constants FP32, and its casts to low precision casts to FP32. Raises: ValueError for subgraphs."""
+    for name, attribute in node.attributes.items():
+        if attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
+            raise ValueError(f"{node.op_type} contains a subgraph")
+        if attribute.type == onnx_ir.AttributeType.TENSOR and attribute.value.dtype == low:
+            node.attributes[name] = onnx_ir.AttrTensor(name, _widen_tensor(attribute.value))
+        if name in ("to", "dtype") and attribute.as_int() == low:
+            node.attributes[name] = onnx_ir.AttrInt64(name, wide)
+
+
+def _round_by_casts(graph: Any, value: Any, low: Any, wide: Any) -> None:
+    """Make a value FP32, and let its readers read it after a cast to low precision and back."""
+    value.dtype = wide
+    uses = value.uses()
+    narrow = onnx_ir.node("Cast", [value], {"to": low})
+    back = onnx_ir.node("Cast", narrow.outputs, {"to": wide})
+    for user, index in uses:
+        user.replace_input_with(index, back.outputs[0])
+    maker = value.producer()
+    if maker is None:
+        graph.insert_before(graph[0], [narrow, back])
+    else:
+        graph.insert_after(maker, [narrow, back])
+    for index, returned in enumerate(graph.outputs):
+        if returned is value:
+            _take_place(graph, index, back.outputs[0], wide)
 
 
 def _widen_tensor(tensor: Any) -> Any:

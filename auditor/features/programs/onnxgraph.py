@@ -151,22 +151,36 @@ def attend(
     Shapes: [b, h, l, e], [b, h, s, e], [b, h, s, v] -> [b, h, l, v]; the mask broadcasts to [b, h, l, s].
     """
     operators: Any = opset18
-    width, rows, columns = query.shape[3], query.shape[2], key.shape[2]
-    is_known = isinstance(width, int) and (not is_causal or (isinstance(rows, int) and isinstance(columns, int)))
-    if dropout_p or not is_known or (enable_gqa and query.shape[1] != key.shape[1]):
-        return aten_scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    factor = 1 / math.sqrt(width) if scale is None else scale
-    scaled = operators.Mul(query, operators.CastLike(operators.Constant(value_float=factor), query))
-    scores = operators.MatMul(scaled, operators.Transpose(key, perm=[0, 1, 3, 2]))
+    width = query.shape[3]
+    rows = query.shape[2]
+    columns = key.shape[2]
+    is_size_known = isinstance(width, int)
     if is_causal:
-        attn_mask = operators.Constant(value=onnx_ir.tensor(np.tri(rows, columns, dtype=bool)))
+        is_size_known = is_size_known and isinstance(rows, int) and isinstance(columns, int)
+    repeats_heads = enable_gqa and query.shape[1] != key.shape[1]
+    if dropout_p or not is_size_known or repeats_heads:
+        return aten_scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if scale is None:
+        scale = 1 / math.sqrt(width)
+
+    def constant(number: float) -> Any:
+        return operators.CastLike(operators.Constant(value_float=number), query)
+
+    scaled = operators.Mul(query, constant(scale))
+    transposed = operators.Transpose(key, perm=[0, 1, 3, 2])
+    scores = operators.MatMul(scaled, transposed)
+    if is_causal:
+        lower_triangle = onnx_ir.tensor(np.tri(rows, columns, dtype=bool))
+        attn_mask = operators.Constant(value=lower_triangle)
     elif attn_mask is not None and attn_mask.dtype != onnx_ir.DataType.BOOL:
-        return operators.MatMul(operators.Softmax(operators.Add(scores, attn_mask), axis=-1), value)
+        scores = operators.Add(scores, attn_mask)
+        attn_mask = None
     if attn_mask is None:
-        return operators.MatMul(operators.Softmax(scores, axis=-1), value)
-    lowest = operators.CastLike(operators.Constant(value_float=-math.inf), query)
-    weights = operators.Softmax(operators.Where(attn_mask, scores, lowest), axis=-1)
-    zero = operators.CastLike(operators.Constant(value_float=0.0), query)
+        weights = operators.Softmax(scores, axis=-1)
+        return operators.MatMul(weights, value)
+    masked = operators.Where(attn_mask, scores, constant(-math.inf))
+    weights = operators.Softmax(masked, axis=-1)
+    zero = constant(0.0)
     weights = operators.Where(operators.IsNaN(weights), zero, weights)  # torch: a row without True is 0
     return operators.MatMul(weights, value)
 
@@ -268,24 +282,32 @@ def _broadcasting_uses(value: Any, free: Collection[Any]) -> list[tuple[Any, int
 
 def _run_alone(model: Any, nodes: Collection[Any], values: Sequence[Any]) -> list[list[Any]]:
     """The values for each of SIZES, computed by a model of the given nodes."""
-    proto, names = onnx_ir.to_proto(model), {node.outputs[0].name for node in nodes}
+    proto = onnx_ir.to_proto(model)
+    names = {node.outputs[0].name for node in nodes}
     kept = [node for node in proto.graph.node if node.output[0] in names]
     read = {name for node in kept for name in node.input}
-    weights = [each for each in proto.graph.initializer if each.name in read]
-    ports = [onnx.helper.make_tensor_value_info(value.name, value.dtype.value, None) for value in values]
-    given = [port for port in proto.graph.input if port.name in read]
-    graph = onnx.helper.make_graph(kept, "rows", given, ports, weights)
+    session = _session_of(proto, kept, read, values)
+    inputs = [value for value in model.graph.inputs if value.name in read]
+    results = list[list[Any]]()
+    for size in SIZES:
+        fed = dict[str, Any]()
+        for value in inputs:
+            shape = [length if isinstance(length, int) else size for length in value.shape]
+            fed[value.name] = np.zeros(shape, value.dtype.numpy())
+        results.append(session.run(None, fed))
+    return results
+
+
+def _session_of(proto: Any, nodes: list[Any], read: Collection[str], values: Sequence[Any]) -> Any:
+    """An onnxruntime session of some nodes of a model. read: names that the nodes read; values: those to return."""
+    weights = [tensor for tensor in proto.graph.initializer if tensor.name in read]
+    inputs = [port for port in proto.graph.input if port.name in read]
+    outputs = [onnx.helper.make_tensor_value_info(value.name, value.dtype.value, None) for value in values]
+    graph = onnx.helper.make_graph(nodes, "rows", inputs, outputs, weights)
     alone = onnx.helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(alone.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    inputs = [value for value in model.graph.inputs if value.name in read]
-    result = []
-    for size in SIZES:
-        shapes = {value.name: [each if isinstance(each, int) else size for each in value.shape] for value in inputs}
-        fed = {value.name: np.zeros(shapes[value.name], value.dtype.numpy()) for value in inputs}
-        result.append(session.run(None, fed))
-    return result
+    return onnxruntime.InferenceSession(alone.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 # Batch norms
@@ -307,16 +329,19 @@ def fold_batch_norms(graph: Any, originals: Originals) -> None:
 def _fold_batch_norm(graph: Any, node: Any, before: Any, originals: Originals) -> None:
     """Scale the weights of `before`: y = (w x + b - mean) * gamma / sqrt(variance + eps) + beta, computed in FP64."""
     given = [*before.inputs[1:], *node.inputs[1:]]
-    stored = [None if value is None else _array(value) for value in given]
-    if any(value is not None and array is None for value, array in zip(given, stored, strict=True)):
-        return
+    for value in given:
+        if value is not None and _array(value) is None:
+            return  # not a constant
     exact = [None if value is None else _exact(value, originals) for value in given]
     *own, gamma, beta, mean, variance = exact
-    weight, bias = own[0], own[1] if len(own) > 1 and own[1] is not None else np.zeros_like(mean)
+    weight = own[0]
+    bias = own[1] if len(own) > 1 else None
+    if bias is None:
+        bias = np.zeros_like(mean)
     eps = node.attributes.get_float("epsilon", 1e-5)
     scale = gamma / np.sqrt(variance + eps)  # [c]
-    folded = [_by_channel(weight, scale, before), (bias - mean) * scale + beta]
-    _put_weights(graph, node, before, *folded)
+    scaled = _by_channel(weight, scale, before)
+    _put_weights(graph, node, before, scaled, (bias - mean) * scale + beta)
 
 
 def _put_weights(graph: Any, node: Any, before: Any, weight: Any, bias: Any) -> bool:
@@ -387,25 +412,40 @@ def fold_scales(graph: Any) -> None:
 
 def _fold_scale(graph: Any, node: Any, before: Any, factor: Any) -> bool:
     """Fold a product or a sum with `factor` into the convolution `before`; return whether that was possible."""
-    shape, entries = before.outputs[0].shape, _array(factor)
-    weight, bias = _array(before.inputs[1]), _array(before.inputs[2]) if len(before.inputs) > 2 else None
+    shape = before.outputs[0].shape  # [batch, channels, *positions]
+    entries = _array(factor)
+    weight = _array(before.inputs[1])
+    has_bias = len(before.inputs) > 2 and before.inputs[2] is not None
+    bias = _array(before.inputs[2]) if has_bias else None
     if entries is None or weight is None or shape is None or not isinstance(shape[1], int):
         return False
-    if len(before.inputs) > 2 and before.inputs[2] is not None and bias is None:
+    if has_bias and bias is None:
         return False
-    channels = (shape[1], *(1,) * (len(shape) - 2))
-    if entries.ndim > len(shape) or (entries.ndim == len(shape) and entries.shape[0] != 1):
+    by_channel = _by_output_channel(entries, shape)
+    if by_channel is None:
         return False
-    try:
-        each = np.broadcast_to(entries.reshape(entries.shape[-len(channels) :]), channels)
-    except ValueError:  # other entries for each position
-        return False
-    each = each.reshape(-1).astype(np.float64)
-    before_bias = np.zeros(shape[1]) if bias is None else bias.astype(np.float64)
+    exact_bias = np.zeros(shape[1])
+    if bias is not None:
+        exact_bias = bias.astype(np.float64)
     exact = weight.astype(np.float64)
     if node.op_type == "Mul":
-        return _put_weights(graph, node, before, _by_channel(exact, each, before), before_bias * each)
-    return _put_weights(graph, node, before, exact, before_bias + each)
+        scaled = _by_channel(exact, by_channel, before)
+        return _put_weights(graph, node, before, scaled, exact_bias * by_channel)
+    return _put_weights(graph, node, before, exact, exact_bias + by_channel)
+
+
+def _by_output_channel(entries: Any, shape: Any) -> Any:
+    """One factor for each channel, float64 [channels], of a constant that broadcasts to a result of this shape; None if
+    the constant has other entries for each position or sample."""
+    if entries.ndim > len(shape) or (entries.ndim == len(shape) and entries.shape[0] != 1):
+        return None
+    channels = (shape[1], *[1] * (len(shape) - 2))
+    without_batch = entries.reshape(entries.shape[-len(channels) :])
+    try:
+        by_channel = np.broadcast_to(without_batch, channels)
+    except ValueError:  # other entries for each position
+        return None
+    return by_channel.reshape(-1).astype(np.float64)
 
 
 def _is_private(value: Any) -> bool:

@@ -81,16 +81,21 @@ def translate(
 def _layer(cell: Cell, values: Any, weights: Sequence[Sequence[Any]], initial: Sequence[Any]) -> Sequence[Any]:
     """One layer in all directions. Shapes: values [s, b, i]; returns [s, directions, b, h], and states [directions, b, h]."""
     hidden = weights[0][1].shape[1]
-    given = [_stack([_reordered(cell, each[place], hidden) for each in weights]) for place in (0, 1)]
-    given.append(_stack([_biases(cell, each[2:], hidden) for each in weights]) if len(weights[0]) > 2 else None)
+    directions = len(weights)
+    of_input = _stack([_reordered(cell, of_direction[0], hidden) for of_direction in weights])
+    of_state = _stack([_reordered(cell, of_direction[1], hidden) for of_direction in weights])
+    biases = None
+    if len(weights[0]) > 2:
+        biases = _stack([_biases(cell, of_direction[2:], hidden) for of_direction in weights])
     attributes: dict[str, Any] = {"hidden_size": hidden}
-    attributes["direction"] = "bidirectional" if len(weights) > 1 else "forward"
+    attributes["direction"] = "bidirectional" if directions > 1 else "forward"
     if cell.activations:
-        attributes["activations"] = [*cell.activations * len(weights)]
+        attributes["activations"] = [*cell.activations * directions]
     if cell.linear_before_reset is not None:
         attributes["linear_before_reset"] = cell.linear_before_reset
-    made: Sequence[Any] = getattr(opset18, cell.operator)(values, *given, None, *initial, **attributes)
-    return made
+    operator = getattr(opset18, cell.operator)
+    results: Sequence[Any] = operator(values, of_input, of_state, biases, None, *initial, **attributes)
+    return results
 
 
 def _reordered(cell: Cell, weight: Any, hidden: int) -> Any:

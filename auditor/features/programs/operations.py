@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -18,7 +18,7 @@ from ...numerics.formats import FORMATS, dtype_of
 from ...numerics.fp32_output import FACTORS
 from ...numerics.nodes import dtype, op_name, row_of, target_of, tensors_in
 from ...plan.context import PlanningContext
-from ...plan.costs import TIE, cast_seconds, costs_of, elements_of, price
+from ...plan.costs import TIE, Cost, cast_seconds, costs_of, elements_of, price
 from ...plan.outputs import fails_by_inputs
 from ...plan.search import FORBIDDEN
 from ...records import Capture, Literals
@@ -99,70 +99,120 @@ class Table:
 
         of: if given, count only these operations, and the casts of their inputs and outputs.
         """
-        operations, values = self.operations, self.values
+        operations = self.operations
+        values = self.values
         if of is not None:
             operations = {name: operations[name] for name in of}
-            read = {name for each in operations.values() for name in each.reads}
-            values = {name: x for name, x in values.items() if name in read or x.made_by in of}
-        price = sum(each.low if name in low else each.high for name, each in operations.items())
-        square = sum(each.error for name, each in operations.items() if name in low)
+            read = {value for operation in operations.values() for value in operation.reads}
+            values = {name: value for name, value in values.items() if name in read or value.made_by in of}
+        price = sum(operation.low if name in low else operation.high for name, operation in operations.items())
+        square = sum(operation.error for name, operation in operations.items() if name in low)
         for name, value in values.items():
-            reading = [reader in low for reader in self.readers[name]]
-            every = all(reading) and not value.returned
+            reads_low = [reader in low for reader in self.readers[name]]
+            all_low = all(reads_low) and not value.returned
             if value.made_by in low:
-                price += 0.0 if every else value.cast
-            elif any(reading):
-                price += 0.0 if every and value.stored else value.cast
+                price += 0.0 if all_low else value.cast
+            elif any(reads_low):
+                is_free = all_low and value.stored  # converted once, before the first run
+                price += 0.0 if is_free else value.cast
                 square += value.error
         return price, square
 
 
 def table_of(graph: fx.Graph, format: str, planning: PlanningContext) -> Table:
     """The solver's table of operations and values, for a format. graph: the exported graph with recorded shapes."""
+    pricing = _Pricing(format, planning)
     costs = costs_of(graph)
     captured = align_nodes(graph, planning.capture.first)  # {node: its recorded operation}
-    options = planning.options
     returned = graph.output_node().all_input_nodes
-    share = FUSED if options.objective == "time" else TIE
     operations = dict[str, GraphOperation]()
     values = dict[str, Value]()
     makers = dict[Any, str]()  # {node: the operation that makes its value}
     for node in graph.nodes:
-        name = node.name
-        elements = elements_of(node)
-        recorded = captured.get(name)
-        contribution = planning.contributions[format].get(recorded or "")
-        error = 0.0  # of running the operation in low precision
-        rounding = 0.0  # of rounding its result
-        if contribution:
-            error = min(contribution.own**2, FORBIDDEN)
-            rounding = min(contribution.cast**2, FORBIDDEN)
-        picks = op_name(node.target) == "getitem"  # one element of a tuple
+        is_element = op_name(node.target) == "getitem"  # of a tuple
         if node.op == "call_function":
-            makers[node] = makers.get(node.args[0], name) if picks else name
+            makers[node] = makers.get(node.args[0], node.name) if is_element else node.name
         reads = tuple(source.name for source in node.all_input_nodes if dtype(source) is torch.float32)
-        if reads and node.op == "call_function" and not picks:
-            cost = costs[name]
-            low = price(options.objective, cost, elements, format, options.gpu_spec)
-            high = price(options.objective, cost, elements, "fp32", options.gpu_spec)
-            why = _reason_to_keep(node, recorded, format, planning)
-            whole = GraphOperation(name, op_name(node.target), reads, low, high, error, cost.flops, recorded, *why)
-            can_give_fp32 = row_of(node).packet in FACTORS and not node.kwargs
-            if can_give_fp32 and (not whole.kind or (whole.kind == "unsafe" and not fails_by_inputs(contribution))):
-                # The product itself is one choice, the rounding of its output another.
-                output = f"{name}{FP32_OUTPUT}"
-                times = FORMATS["fp32"].bytes // FORMATS[format].bytes
-                wider = replace(cost, elements=cost.elements + (times - 1) * elements)
-                more = price(options.objective, wider, times * elements, format, options.gpu_spec) - low
-                operations[output] = replace(whole, name=output, reads=(), low=0.0, high=more, flops=0)
-                whole = replace(whole, high=high - more, error=0.0, kind="", kept="")
-                makers[node] = output
-            operations[name] = whole
+        if reads and node.op == "call_function" and not is_element:
+            whole = pricing.operation(node, reads, costs[node.name], captured.get(node.name))
+            if pricing.can_give_fp32(node, whole):
+                whole, output = pricing.with_fp32_output(node, whole, costs[node.name])
+                operations[output.name] = output
+                makers[node] = output.name
+            operations[node.name] = whole
         if node.op != "output" and dtype(node) is torch.float32:
-            maker = makers[node] if makers.get(node) in operations else None
-            cast = share * cast_seconds(elements, format, options.gpu_spec)
-            values[name] = Value(name, maker, cast, rounding, node.op == "get_attr", node in returned)
+            maker = makers.get(node)
+            cast = pricing.cast(node)
+            rounding = pricing.errors(captured.get(node.name)).rounding
+            values[node.name] = Value(
+                node.name,
+                maker if maker in operations else None,
+                cast,
+                rounding,
+                stored=node.op == "get_attr",
+                returned=node in returned,
+            )
     return Table(format, operations, values)
+
+
+class _Errors(NamedTuple):
+    """Squared errors of the outputs. own: of running an operation in low precision; rounding: of rounding its result."""
+
+    own: float
+    rounding: float
+
+
+class _Pricing:
+    """Costs and errors of an exported graph's operations in a format."""
+
+    def __init__(self, format: str, planning: PlanningContext) -> None:
+        self.format = format
+        self.planning = planning
+        self.contributions = planning.contributions[format]
+        self.objective = planning.options.objective
+        self.gpu = planning.options.gpu_spec
+
+    def errors(self, recorded: str | None) -> _Errors:
+        """The errors of a recorded operation; none without one."""
+        contribution = self.contributions.get(recorded or "")
+        if not contribution:
+            return _Errors(0.0, 0.0)
+        return _Errors(min(contribution.own**2, FORBIDDEN), min(contribution.cast**2, FORBIDDEN))
+
+    def cast(self, node: fx.Node) -> float:
+        """The cost of a conversion of an operation's result."""
+        share = FUSED if self.objective == "time" else TIE
+        return share * cast_seconds(elements_of(node), self.format, self.gpu)
+
+    def operation(self, node: fx.Node, reads: tuple[str, ...], cost: Cost, recorded: str | None) -> GraphOperation:
+        """An operation, as if its result had the format in which it computes. reads: its FP32 inputs."""
+        elements = elements_of(node)
+        low = price(self.objective, cost, elements, self.format, self.gpu)
+        high = price(self.objective, cost, elements, "fp32", self.gpu)
+        error = self.errors(recorded).own
+        kind, kept, literals = _reason_to_keep(node, recorded, self.format, self.planning)
+        op = op_name(node.target)
+        return GraphOperation(node.name, op, reads, low, high, error, cost.flops, recorded, kind, kept, literals)
+
+    def can_give_fp32(self, node: fx.Node, whole: GraphOperation) -> bool:
+        """Whether an operation in low precision may have an FP32 output: a product that low inputs do not break."""
+        if row_of(node).packet not in FACTORS or node.kwargs:
+            return False
+        if not whole.kind:
+            return True
+        return whole.kind == "unsafe" and not fails_by_inputs(self.contributions.get(whole.captured or ""))
+
+    def with_fp32_output(
+        self, node: fx.Node, whole: GraphOperation, cost: Cost
+    ) -> tuple[GraphOperation, GraphOperation]:
+        """A product as two choices: the product itself, which only rounds its inputs, and the rounding of its output."""
+        elements = elements_of(node)
+        times = FORMATS["fp32"].bytes // FORMATS[self.format].bytes
+        wider = replace(cost, elements=cost.elements + (times - 1) * elements)
+        more = price(self.objective, wider, times * elements, self.format, self.gpu) - whole.low
+        output = replace(whole, name=f"{node.name}{FP32_OUTPUT}", reads=(), low=0.0, high=more, flops=0)
+        product = replace(whole, high=whole.high - more, error=0.0, kind="", kept="")
+        return product, output
 
 
 def _reason_to_keep(
@@ -170,20 +220,33 @@ def _reason_to_keep(
 ) -> tuple[str, str, Literals | None]:
     """Why an operation must stay FP32, as a word and as a clause; both are "" if low precision is possible. Also the
     literals in the format of the matching recorded operation, if any."""
-    known = planning.capture.nodes.get(captured or "")
-    literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
-    if refused := _check_runs_low(node, dtype_of(format), literals):
-        return "refused", refused, literals
+    recorded = planning.capture.nodes.get(captured or "")
+    literals = None
+    if recorded and recorded.op == op_name(node.target):
+        literals = low_literals(recorded, format)
+    refusal = _check_runs_low(node, dtype_of(format), literals)
+    if refusal:
+        return "refused", refusal, literals
     if captured is None:
-        row, writers = row_of(node), {table.operation(name).scatter for name in table.packets()}
-        if not (row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers):
-            return "untested", "no matching operation in the recorded run", literals  # others only move entries
-    elif (effect := planning.contributions[format].get(captured)) is not None and effect.decided_by == "not-run":
-        return "untested", "untested: only a run can measure its effect on the outputs", literals
+        if not _only_moves_entries(node):
+            return "untested", "no matching operation in the recorded run", literals
+    else:
+        effect = planning.contributions[format].get(captured)
+        if effect is not None and effect.decided_by == "not-run":
+            return "untested", "untested: only a run can measure its effect on the outputs", literals
     verdict = planning.judged.verdicts.get(captured or "", {}).get(format)
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return "", "", literals
     return verdict.verdict, f"{verdict.verdict}, since {verdict.reason}", literals
+
+
+def _only_moves_entries(node: fx.Node) -> bool:
+    """Whether an operation computes nothing: its result has entries of its inputs, or depends only on their shapes."""
+    row = row_of(node)
+    if row.entries or row.exact or row.joins or row.asks_shape:
+        return True
+    writers = {table.operation(name).scatter for name in table.packets()}
+    return row.packet in writers
 
 
 def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
@@ -216,14 +279,27 @@ def align_nodes(graph: fx.Graph, capture: Capture) -> dict[str, str]:
 
     Nodes without a match are left out.
     """
-    places = {p.fqn: p.name for p in capture.placeholders if p.fqn is not None}
-    inputs = [p.name for p in capture.placeholders if p.kind == "input"]
     tensors = [node for node in graph.nodes if tensors_in(node.meta.get("val"))]
-    weights = {n.name: str(n.target).partition(".")[2] for n in tensors if n.op == "get_attr"}
-    result = {name: places[fqn] for name, fqn in weights.items() if fqn in places}
-    result |= dict(zip((node.name for node in tensors if node.op == "placeholder"), inputs, strict=False))
-    calls = [node for node in tensors if node.op == "call_function"]
-    ours = [(*_place(owner_of(n), row_of(n).op, tensors_in(n.meta["val"])[0].shape, capture), n.name) for n in calls]
+    result = dict[str, str]()
+
+    # Weights match by name.
+    places = {place.fqn: place.name for place in capture.placeholders if place.fqn is not None}
+    for node in tensors:
+        fqn = str(node.target).partition(".")[2]
+        if node.op == "get_attr" and fqn in places:
+            result[node.name] = places[fqn]
+
+    # Inputs match by order.
+    exported_inputs = [node.name for node in tensors if node.op == "placeholder"]
+    inputs = [place.name for place in capture.placeholders if place.kind == "input"]
+    result |= zip(exported_inputs, inputs, strict=False)
+
+    # Operations match by module, operation and shape, in the order of each module.
+    ours = list[tuple[str, Any, str]]()
+    for node in tensors:
+        if node.op == "call_function":
+            shape = tensors_in(node.meta["val"])[0].shape
+            ours.append((*_place(owner_of(node), row_of(node).op, shape, capture), node.name))
     theirs = [(*_place(node.owner, node.op, node.shape, capture), name) for name, node in capture.nodes.items()]
     return result | dict(align(ours, theirs))
 
@@ -231,9 +307,13 @@ def align_nodes(graph: fx.Graph, capture: Capture) -> dict[str, str]:
 def owner_of(node: fx.Node) -> str:
     """Path of the module whose forward contains the operation; "" for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = str(stack[-1][0]).partition("@")[0] if stack else ""
+    if not stack:
+        return ""
+    path = str(stack[-1][0]).partition("@")[0]
     parts = [part for part in path.split(".") if part not in ("L['self']", "L__self__")]
-    return ".".join(parts[1:] if parts[:1] == [INNER] else parts)
+    if parts[:1] == [INNER]:
+        parts = parts[1:]
+    return ".".join(parts)
 
 
 def _place(owner: str, op: str, shape: Iterable[int], capture: Capture) -> tuple[str, tuple[str, tuple[int, ...]]]:

@@ -82,44 +82,63 @@ class QuantizedPlans:
 
     def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
         """Search a plan that uses only `schemes`: the verified choice within all limits with the fewest bits."""
-        subject, limit, groups = self.planning.subject, self.limit, self.groups
-        last = len(self.verified) + VERIFICATIONS
         search = Search(
-            groups,
+            self.groups,
             schemes,
-            lambda choice: self.run(self._schemes(choice), subject.batches),
+            lambda choice: self.run(self._schemes(choice), self.planning.subject.batches),
             self.known,
             self.verified,
             lambda choice: self._seconds(self._schemes(choice)),
         )
-        while len(self.verified) < last and (choice := search.best(limit)) not in self.verified:
-            self.verified[choice], search.left = self._verify(choice), max(search.left, MORE_RUNS)
-        choice = search.smallest_accepted(limit)
-        if len(schemes) > 1 and (other := search.more_accurate(choice)) not in self.verified:
-            self.verified[other] = self._verify(other)
-            choice = search.smallest_accepted(limit)
-        layers, one = self._schemes(choice), self.verified[choice]
+        choice = self._best_choice(search, schemes)
+        layers = self._schemes(choice)
+        verified = self.verified[choice]
+        elements = sum(group.elements for group in self.groups)
+        joint_groups = [group.keys for group in self.groups if len(group.keys) > 1]
+        time_share = None
+        whole_seconds = self._seconds({})
+        if whole_seconds:
+            time_share = self._seconds(layers) / whole_seconds
         return QuantizedPlan(
             name=name,
             schemes=schemes,
             layers=layers,
-            groups=tuple(group.keys for group in groups if len(group.keys) > 1),
-            effective_bits=search.bits(choice) / sum(group.elements for group in groups),
+            groups=tuple(joint_groups),
+            effective_bits=search.bits(choice) / elements,
             model_bits=self._model_bits(layers),
             left_out=tuple(sorted(self.multiplied - layers.keys())),
             predicted_error=search.predicted_error(choice),
             single_errors=search.sum_of_singles(choice),
-            calibration_error=one.measured,
-            held_out_error=one.held_out if subject.held_out else None,
-            verified_by=one.by,
-            despite=self._despite(layers, one),
-            score=one.score,
+            calibration_error=verified.measured,
+            held_out_error=verified.held_out if self.planning.subject.held_out else None,
+            verified_by=verified.by,
+            despite=self._despite(layers, verified),
+            score=verified.score,
             runs=search.spent,
             tested=search.tested,
-            time_share=self._seconds(layers) / whole if (whole := self._seconds({})) else None,
+            time_share=time_share,
             weights_bytes=self._bytes(layers),
             weights_share=self._bytes(layers) / self._bytes({}),
         )
+
+    def _best_choice(self, search: Search, schemes: tuple[str, ...]) -> Choice:
+        """Verify the choices that a search finds best, one by one; returns the smallest accepted one."""
+        limit = self.limit
+        last = len(self.verified) + VERIFICATIONS
+        while len(self.verified) < last:
+            choice = search.best(limit)
+            if choice in self.verified:
+                break
+            self.verified[choice] = self._verify(choice)
+            search.left = max(search.left, MORE_RUNS)
+        choice = search.smallest_accepted(limit)
+        if len(schemes) == 1:
+            return choice
+        more_accurate = search.more_accurate(choice)
+        if more_accurate in self.verified:
+            return choice
+        self.verified[more_accurate] = self._verify(more_accurate)
+        return search.smallest_accepted(limit)
 
     def _despite(self, schemes: Mapping[str, str], verified: Verified) -> dict[str, str]:
         """{layer in {layer: scheme} that is not known to be safe alone: why the plan may still quantize it}."""

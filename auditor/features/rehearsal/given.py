@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...capture.source import kind_of
+
 DEPTH = 3
 """How deep lists, dicts and objects that hold tensors are searched."""
 MOST = 1_000
@@ -45,7 +47,12 @@ def _variables(step: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     owner = getattr(step, "__self__", None)
     if owner is not None and not inspect.ismodule(owner):
         yield "self", owner
+    if not callable(getattr(step, "__code__", step)) and not inspect.isroutine(step):
+        return
     function = inspect.unwrap(getattr(step, "__func__", step))
+    if not inspect.isfunction(function) and kind_of(inspect.getfile(type(step))) == "own":  # a callable object
+        yield "step", step
+        function = type(step).__call__
     if not inspect.isfunction(function):
         return
     if id(function) in seen:
@@ -55,10 +62,14 @@ def _variables(step: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     filled = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
     for name, value in {**read, **filled}.items():
-        if inspect.isfunction(value) and value.__module__ == function.__module__:
+        if isinstance(value, functools.partial) or _is_own_function(value):
             yield from _variables(value, seen)
         else:
             yield name, value
+
+
+def _is_own_function(value: Any) -> bool:
+    return inspect.isfunction(value) and kind_of(value.__code__.co_filename) == "own"
 
 
 def _is_filled(cell: Any) -> bool:

@@ -22,6 +22,7 @@ from ...loading.target import required_arguments
 from ...numerics.casting import widen
 from ...numerics.entries import over_tensors
 from .batches import Batches
+from .layouts import methods_of, step_candidates
 
 STEP_NAMES = ("step", "train_step", "training_step")
 LIGHTNING = ("training_step", "configure_optimizers")
@@ -93,7 +94,8 @@ def _called(node: ast.Call) -> str:
 
 def find_step(module: ModuleType, label: str, script: str) -> str:
     """The name of the only training step in a file: a function called `step`, `train_step` or `training_step`; else the
-    only function that calls `backward`, LightningModule or Trainer. Raises: LoadError(slug="missing-target")."""
+    only function that runs one step (see `step_candidates`), LightningModule or Trainer, or such a method of an object.
+    Raises: LoadError(slug="missing-target")."""
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     own = {name: value for name, value in public.items() if getattr(value, "__module__", None) == module.__name__}
     functions = {name: value for name, value in own.items() if inspect.isfunction(inspect.unwrap(value))}
@@ -101,14 +103,22 @@ def find_step(module: ModuleType, label: str, script: str) -> str:
         return named[0]
     loops = [name for name, value in public.items() if _is_trainer(value) or _is_lightning(value)]
     loops = [name for name in loops if name in own or not isinstance(public[name], type)]
-    candidates = [*filter(lambda name: _calls_backward(functions[name]), functions), *loops]
-    if len(candidates) == 1:
+    found, whole = step_candidates(functions)
+    others = {name: value for name, value in public.items() if name not in loops and not inspect.isclass(value)}
+    candidates = [*found, *loops, *methods_of(others, STEP_NAMES)]
+    if len(candidates) == 1 and "(" not in candidates[0]:
         return candidates[0]
     if candidates:
         listed = " or ".join(f"{script}:{name}" for name in candidates)
-        raise LoadError(f"{label} has several training steps: name one, {listed}", "missing-target")
-    listed = f" (its functions: {', '.join(functions)})" if functions else ""
+        said = "has several training steps: name one"
+        if len(candidates) == 1:
+            said = "has a function that makes a step: name it with its call"
+        raise LoadError(f"{label} {said}, {listed}", "missing-target")
     advice = "define step(batch), which runs forward, backward and the optimizer's step once"
+    if whole:
+        said = f"{whole[0]}() runs a whole training: move the body of its loop to a function"
+        raise LoadError(f"{label} has no training step, {said}: {advice}", "missing-target")
+    listed = f" (its functions: {', '.join(functions)})" if functions else ""
     raise LoadError(f"{label} has no training step{listed}: {advice}", "missing-target")
 
 
@@ -347,13 +357,6 @@ def _is_lightning(value: Any) -> bool:
 
 def _is_trainer(value: Any) -> bool:
     return not isinstance(value, type | ModuleType) and all(hasattr(value, name) for name in TRAINER)
-
-
-def _calls_backward(function: Callable[..., Any]) -> bool:
-    try:
-        return "backward(" in inspect.getsource(function)
-    except (OSError, TypeError):
-        return False
 
 
 def _configured(value: Any) -> tuple[list[Any], list[Mapping[str, Any]]]:

@@ -16,15 +16,14 @@ import torch
 from ...emulation.emulate import Emulation
 from ...emulation.regions import Region
 from ...isolation.tensors import plain_torch
-from ...numerics.entries import entries, tensors_in
+from ...numerics.entries import tensors_in
 from ...training.blame import NO_PASS, describe_operation
 from .result import LossOrigin, RecipeRun
+from .sketch import apart, sketch
 
 OFF = 0.25
 """Largest tolerated difference between a recipe's loss and FP32's at the same weights, relative to FP32's loss or, if
 larger, to its scatter."""
-BUCKETS = 64
-"""Numbers in a sketch: the norm of a difference of two results is that of their sketches, to about 20 %."""
 GROWTH = 4.0
 """An operation whose error is larger than that of its inputs by this factor is the origin."""
 SMALL = 8.0
@@ -53,7 +52,6 @@ class Sketching(Emulation):
         self._results = Results({}, {})
         self._count = Counter[tuple[str, str]]()
         self._makers = dict[int, tuple[torch.Tensor, Key]]()  # {id: (tensor, the operation that made it)}
-        self._signs = dict[int, torch.Tensor]()  # {number of entries: random signs}
 
     def run_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         if torch._C._current_graph_task_id() != NO_PASS:
@@ -78,23 +76,9 @@ class Sketching(Emulation):
             return
         key = *what, self._count[what]
         self._count[what] += 1
-        self._results.sketches[key] = [number for x in values for number in self._sketch(x)]
+        self._results.sketches[key] = [number for x in values for number in sketch(x)]
         self._results.inputs[key] = inputs
         self._makers |= {id(x): (x, key) for x in values}
-
-    def _sketch(self, x: torch.Tensor) -> list[float]:
-        """Sums of random parts of the entries, with random signs."""
-        flat = entries(x.detach()).flatten().double()
-        count = flat.numel()
-        if count not in self._signs:
-            generator = torch.Generator().manual_seed(count)
-            padded = math.ceil(count / BUCKETS) * BUCKETS
-            self._signs[count] = torch.randint(2, (padded,), generator=generator, dtype=torch.int8) * 2 - 1
-        signs = self._signs[count]
-        padding = len(signs) - count
-        signed = torch.nn.functional.pad(flat, (0, padding)) * signs
-        sums: list[float] = signed.view(-1, BUCKETS).sum(0).tolist()
-        return sums
 
 
 def off_losses(run: RecipeRun) -> tuple[float, float] | None:
@@ -134,7 +118,7 @@ def _size(exact: list[float]) -> float:
 def find_origin(low: Results, high: Results) -> LossOrigin | None:
     """The operation at which the error of the loss begins: back from the loss, along the largest error, until the inputs'
     error is much smaller."""
-    errors = {key: _error(high.sketches[key], one) for key, one in low.sketches.items() if key in high.sketches}
+    errors = {key: apart(high.sketches[key], one) for key, one in low.sketches.items() if key in high.sketches}
     key = low.of_loss
     if key is None or key not in errors:
         return None
@@ -148,15 +132,3 @@ def find_origin(low: Results, high: Results) -> LossOrigin | None:
             return LossOrigin(key[0], key[1], before, errors[key])
         key = worst
         seen.add(key)
-
-
-def _error(exact: list[float], low: list[float]) -> float:
-    """Relative L2 error of a sketch."""
-    if len(exact) != len(low):
-        return math.inf
-    size = math.hypot(*exact)
-    apart = math.hypot(*(a - b for a, b in zip(exact, low, strict=True)))
-    if not apart:
-        return 0.0
-    error = apart / size if size else math.inf
-    return error if math.isfinite(error) else math.inf

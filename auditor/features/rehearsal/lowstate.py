@@ -126,7 +126,9 @@ class LowState(Emulation):
             if twin := self._twins.get(_key(x) or 0):
                 twin.line = self._line()
         fresh = [x for x in tensors_in(result) if all(x is not one for one in written)]
-        self._made |= {key: x for x in fresh if (key := _key(x)) is not None and key not in self._twins}
+        known = {_key(x) for x in tensors_in((args, kwargs))}  # a view of an older tensor is no new one
+        made = {key: x for x in fresh if (key := _key(x)) is not None and key not in self._twins}
+        self._made |= {key: x for key, x in made.items() if key not in known}
         values = tensors_in(exact)
         if len(values) == len(fresh):
             pairs = zip(fresh, values, strict=True)

@@ -82,6 +82,8 @@ class Observer:
         self._made = dict[int, tuple[int, str]]()  # {scaler made in a step: (step, line)}
         self._step, self._reads_scale, self._inner, self._depth = -1, False, "", 0
         self._stepped_at, self._has_update = "", False
+        self._discarded = ""  # line of a `zero_grad` since the last update that discards gradients which no update used
+        self._loaded_at = dict[int, int]()  # {scaler: step in which its state was loaded last}
         self._zeroed = dict[torch.Tensor, str]()  # line of `zero_grad` since the last backward pass
         self._scheduled = dict[int, str]()  # {optimizer: line of its schedule's step, before its own}
         self._stepped = set[int]()  # optimizers that were stepped, or skipped
@@ -242,7 +244,11 @@ class Observer:
             said = f"the loss is divided twice by {passes}, the number of backward passes of an update: divide it once"
             line = next((known.line for known in states.values()), "")
             self._report("loss-divided-twice", said, line)
+        elif passes > 1 and self._discarded and all(float(passes) in divisors for divisors in self._divided):
+            said = f"`zero_grad` runs between the {passes} backward passes of an update, so that only the last counts, although the loss is divided by {passes}: call it once for each update"
+            self._report("gradients-zeroed", said, self._discarded)
         self._divided.clear()
+        self._discarded = ""
         self._set_state(optimizer, "used")
 
     def _check_order(self, optimizer: Optimizer) -> None:
@@ -322,7 +328,7 @@ class Observer:
     # The functions of torch.
 
     def _wrap(self) -> None:
-        for name in ("scale", "unscale_", "step", "update", "get_scale"):
+        for name in ("scale", "unscale_", "step", "update", "get_scale", "load_state_dict"):
             self._wrap_method(name, getattr(self, f"_on_{name.strip('_')}"))
 
         def new(kind: type[GradScaler], *args: Any, **kwargs: Any) -> GradScaler:
@@ -346,7 +352,10 @@ class Observer:
         def run(one: Any, *args: Any, **kwargs: Any) -> Any:
             parameters = _parameters(one) if isinstance(one, Optimizer) else one.parameters()
             waiting = [p for p in parameters if self._is_active() and self._is_waiting(p)]
-            self._zeroed.update(dict.fromkeys(waiting, self.line() if waiting else ""))
+            if waiting:
+                line = self.line()
+                self._zeroed.update(dict.fromkeys(waiting, line))
+                self._discarded = self._discarded or line
             return original(one, *args, **kwargs)
 
         holder.zero_grad = run
@@ -377,7 +386,7 @@ class Observer:
         @functools.wraps(original)
         def run(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
             call = functools.partial(original, scaler)
-            if name != "get_scale":
+            if name not in ("get_scale", "load_state_dict"):
                 self.used_scalers[id(scaler)] = scaler
             if not scaler._enabled or not self._is_active():
                 return call(*args, **kwargs)
@@ -388,6 +397,14 @@ class Observer:
     def _on_get_scale(self, call: Callable[[], float], scaler: GradScaler) -> float:
         self._reads_scale = True
         return call()
+
+    def _on_load_state_dict(self, call: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+        before = self._loaded_at.get(id(scaler))
+        if before is not None and before < self._step:
+            said = "each step loads the state of the GradScaler, whose loss scale then never adapts: load it once, before the loop"
+            self._report("scaler-recreated", said)
+        self._loaded_at[id(scaler)] = self._step
+        return call(*args, **kwargs)
 
     def _on_scale(self, call: Callable[..., Any], scaler: GradScaler, outputs: Any) -> Any:
         line = self.line()

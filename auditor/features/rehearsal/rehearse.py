@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -217,7 +218,7 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
     if run.failure is not None:
         yield problem("fails", f"the run stopped early: {run.failure}")
         return
-    located = next((each for each in run.skipped if each.where), None)
+    located = _located(run.skipped)
     blamed = f"; Inf or NaN first appears at {located.where}" if located is not None else ""
     module = (located.module or None) if located is not None else None
     ends_early = len(run.losses) < len(fp32.losses)
@@ -250,6 +251,13 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
             "keep its module in FP32"
         )
         yield problem("gradients-off", said, worst.rpartition(".")[0])
+
+
+def _located(skipped: Sequence[NonFiniteStep]) -> NonFiniteStep | None:
+    """The first of the steps with the most frequent operation to blame; None if no operation is known."""
+    counts = Counter(each.where for each in skipped if each.where)
+    known = [each for each in skipped if each.where]
+    return max(known, key=lambda each: counts[each.where], default=None)
 
 
 def _skips_too_often(run: RecipeRun, scale: float) -> bool:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ...artefact.applying import apply_plan
 from ...emulation.emulate import Emulation, emulate, scaled_as_on_cuda
-from ...emulation.intercept import intercept
+from ...emulation.intercept import Handler, intercept
 from ...emulation.regions import clear_weight_casts, written_as_meant
 from ...isolation.process import disable_compilers, ieee, swap_attribute
 from ...isolation.tensors import plain_torch
@@ -32,6 +32,7 @@ from .batches import call_step
 from .forked import bad_step, call_forked
 from .measuring import Update
 from .observed import Observer
+from .owncasts import OwnCasts
 from .ranks import mean_gradient, shard
 from .result import AS_WRITTEN, FP32, REMEDIES, ParameterSeries, Recipe, RecipeRun
 from .storage import Storage
@@ -65,6 +66,7 @@ class StepRunner:
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
         self._ranks = _Ranks()
         self._trace: Trace | None = None  # of a trial step
+        self._casts: OwnCasts | None = None  # of the last step, if the user's step casts to FP16 or BF16 itself
 
         # Of one step:
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
@@ -167,7 +169,7 @@ class StepRunner:
             every = [gradient, *(torch.as_tensor(each[name]) for each in others if name in each)]
             parameters[name].grad = before.get(name, 0.0) + mean_gradient(every, *formats)
 
-    def _call_rank(self, batch: Any, handler: Emulation | None = None) -> float:
+    def _call_rank(self, batch: Any, handler: Handler | None = None) -> float:
         """Call the user's step with a batch (as one argument, several, or none, as its signature requires), in FP32 or in
         emulated CUDA; the step's autocast regions get the recipe's dtype. Returns the step's loss; if it returns none,
         the sum of the losses on which it called `backward`."""
@@ -180,6 +182,7 @@ class StepRunner:
         as_written = recipe.name == AS_WRITTEN
         regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes and not as_written
         emulated = emulate("cuda") if recipe.format != "fp32" or as_written else written_as_meant()
+        handler = self._with_own_casts(handler)
         batch = self._batch = self._storage.cast_batch(batch, recipe)
         with ieee(), disable_compilers(), scaled_as_on_cuda(), emulated if handler is None else intercept(handler):
             enter = vars(torch.autocast)["__enter__"]
@@ -215,6 +218,17 @@ class StepRunner:
         if isinstance(value, float):
             return self._observer.returned(value) if as_written else value
         return sum(self._losses) if self._losses else math.nan
+
+    def _with_own_casts(self, handler: Handler | None) -> Handler | None:
+        """A handler of operations that gives the recipe's dtype to the casts of the step itself, if it has any."""
+        recipe = self.recipe
+        if self._casts is None or recipe.name == AS_WRITTEN:
+            return handler
+        if handler is None:
+            handler = Handler() if recipe.format == "fp32" else Emulation()
+        dtype = torch.float32 if recipe.scopes else dtype_of(recipe.format)
+        self._casts = OwnCasts(handler, dtype)
+        return self._casts
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         outermost = not self._calls

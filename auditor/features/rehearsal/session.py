@@ -15,8 +15,9 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer
 
+from ...emulation.intercept import Handler
 from ...errors import AuditorError, LoadError
-from ...isolation.members import without_wrappers
+from ...isolation.members import is_plainly_low, without_wrappers
 from ...isolation.process import reseed
 from ...loading.target import call
 from ...numerics.devices import NATIVE
@@ -24,10 +25,11 @@ from ...numerics.entries import all_finite, tensors_in
 from ...training.blame import NonFiniteTrace, Trail, blame
 from ...training.step import LOSS
 from .forked import bad_step, call_forked
-from .given import name_tensors
+from .given import name_tensors, named_tensors
 from .losing import Results, Sketching, find_origin, first_off_step
 from .lowstate import LowState
 from .measuring import in_fp32, record_errors, record_update
+from .owncasts import OwnCasts
 from .result import AS_WRITTEN, FP32, SCALED, LossOrigin, NonFiniteStep, Recipe, RecipeRun, StepFinding
 from .runner import StepRunner, parameters_of
 from .storage import Storage, stores_low
@@ -91,8 +93,12 @@ class Session(StepRunner):
         # The first step runs in a process of its own, and tells which of these objects it uses.
         every_trained = nn.ParameterList(p for one in self.optimizers.values() for p in parameters_of(one))
         low = [one for one in (*modules, every_trained) if stores_low(one)]
-        self._storage = Storage(low, ())
-        used, self.own_regions, self.low_regions, scaler_ids, makes_scaler, with_gradients = call_forked(self._look)
+        self._storage = Storage(low, (), self._variables())
+        self._casts = OwnCasts(Handler(), torch.float32)
+        looked = call_forked(self._look)
+        used, self.own_regions, self.low_regions, scaler_ids, makes_scaler, with_gradients, casts = looked
+        if not casts:
+            self._casts = None
 
         scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler) and id(one) in scaler_ids]
         self.scalers = [one for one in scalers if one._enabled or self._is_switched_off(one)]
@@ -110,24 +116,31 @@ class Session(StepRunner):
         self._called = [one for one in modules if id(one) in used]
         graded = (p for one in self._called for p in one.parameters() if id(p) in with_gradients)
         self.copied_dtypes = {p.dtype for p in graded if p not in trained}
-        self._storage = Storage((self.root, *self._called), trained)
+        self._storage = Storage((self.root, *self._called), trained, self._variables())
         named = ((p, path) for path, p in self.root.named_parameters() if p in trained and p.numel())
         self._parameters = {p: without_wrappers(path) for p, path in named}
         self._paths = {module: without_wrappers(path) for path, module in self.root.named_modules()}
         if any(p.device.type in NATIVE for p in trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
 
-    def _look(self, tell: Callable[[str], None]) -> tuple[set[int], bool, set[torch.dtype], set[int], bool, set[int]]:
+    def _variables(self) -> list[torch.Tensor]:
+        """The step's own variables in FP16 or BF16."""
+        return [x for _, x in named_tensors(self._step) if is_plainly_low(x) and x.is_leaf]
+
+    def _look(
+        self, tell: Callable[[str], None]
+    ) -> tuple[set[int], bool, set[torch.dtype], set[int], bool, set[int], bool]:
         """Run the first step; return ids of the optimizers and modules that it calls, whether it opens autocast regions,
-        their low dtypes, ids of the GradScalers that it calls, whether it creates an enabled one, and ids of the
-        parameters with a gradient."""
+        their low dtypes, ids of the GradScalers that it calls, whether it creates an enabled one, ids of the parameters
+        with a gradient, and whether it casts to FP16 or BF16 itself."""
         known = {id(one) for one in gc.get_objects() if issubclass(type(one), GradScaler)}
         self.run(FP32, 1, tell)
         used = self._observer.used_scalers
         makes_scaler = any(vars(one)["_enabled"] for number, one in used.items() if number not in known)
         modules = (one for one in gc.get_objects() if issubclass(type(one), nn.Module) and id(one) in self._used)
         with_gradients = {id(p) for one in modules for p in one.parameters() if p.grad is not None}
-        return self._used, self.own_regions, self.low_regions, {*used}, makes_scaler, with_gradients
+        casts = self._casts is not None and self._casts.was_needed
+        return self._used, self.own_regions, self.low_regions, {*used}, makes_scaler, with_gradients, casts
 
     def run(self, recipe: Recipe, steps: int, tell: Callable[[str], None]) -> RecipeRun:
         """Run up to `steps` steps: the run ends with the batches, and without a loss scale with the first non-finite
@@ -255,7 +268,8 @@ class Session(StepRunner):
         if not is_low:
             self._convert(FP32)
         self._call_step(batch, trail)
-        return trail.trace(self._loss_tensors, self._broken is None)
+        is_skipped = self._broken is not None or bool(self._observer.skipped)
+        return trail.trace(self._loss_tensors, of_loss=not is_skipped)
 
     def _sketch_step(self, batch: Any, is_low: bool, tell: object) -> Results:
         """Run the next step in the recipe or in FP32; returns the results of its operations."""

@@ -24,10 +24,13 @@ class Storage:
     Under autocast, trained parameters become FP32. Frozen tensors that the user stores in FP16 or BF16 beside FP32
     parameters, such as the base of adapters or an encoder, are stored in the recipe's format. If the user trains
     FP16 or BF16 parameters, every tensor becomes FP32, as for autocast. With a plan or FP32 modules, too.
-    modules: those to convert, each with all its parts. trained: the trained parameters.
+    modules: those to convert, each with all its parts. trained: the trained parameters. variables: further tensors in
+    FP16 or BF16, of the step and of no module, such as a memory bank; they count as frozen.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], trained: Collection[Any]) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], trained: Collection[Any], variables: Iterable[torch.Tensor] = ()
+    ) -> None:
         self._modules = list({id(one): one for module in modules for one in _parts(module)}.values())
         self._owners, self._low, joined = set[int](), dict[int, torch.Tensor](), set[int]()
         known = {id(p) for p in trained}
@@ -39,6 +42,8 @@ class Storage:
                 self._owners.add(id(module))
             if any(id(x) in known for x in tensors):  # its buffers have to fit its parameters
                 joined |= {number for number, x in low.items() if not isinstance(x, nn.Parameter)}
+        self._variables = [x for x in variables if id(x) not in self._low and id(x) not in known]
+        self._low |= {id(x): x for x in self._variables}
         self._frozen = {} if known & self._low.keys() else {n: x for n, x in self._low.items() if n not in joined}
 
     def convert(self, recipe: Recipe) -> None:
@@ -48,6 +53,8 @@ class Storage:
                 is_kept = x.dtype not in CONVERTED or nn.parameter.is_lazy(x)
                 if not is_kept and (is_plainly_low(x) or _is_member(module, x)):
                     _convert(module, x, self._dtype(x, recipe))
+        for x in self._variables:
+            _set_dtype(x, self._dtype(x, recipe))
 
     def cast_batch(self, batch: Any, recipe: Recipe) -> Any:
         """The batch, whose FP16 and BF16 tensors get the dtype that such tensors have in the recipe."""
@@ -112,6 +119,10 @@ def _convert(module: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> None:
         name = next(name for name, y in module._parameters.items() if y is x)
         module._parameters[name] = nn.Parameter(x.detach().to(dtype), x.requires_grad)
         return
+    _set_dtype(x, dtype)
+
+
+def _set_dtype(x: torch.Tensor, dtype: torch.dtype) -> None:
     gradient = x.grad if x.is_leaf else None
     if gradient is not None:
         x.grad = None

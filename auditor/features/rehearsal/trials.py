@@ -24,6 +24,7 @@ from ...numerics.entries import all_finite, entries, is_plain, tensors_in
 from ...numerics.formats import is_low
 from ...training.blame import NO_PASS
 from .result import StepFinding
+from .sketch import apart, sketch
 
 TRIALS = 2
 """Number of sampled steps that are tried."""
@@ -73,7 +74,8 @@ OF_SCALE = EXPLAINED | {
 @dataclass(frozen=True)
 class Write:
     """A change of a gradient: by `backward`, or by an operation of the user. number: order among all writes of the step.
-    norm: of the gradient afterwards. loss: on which `backward` ran. hook: line of user code inside the pass."""
+    norm: of the gradient afterwards. loss: on which `backward` ran. hook: line of user code inside the pass. sketch: of the
+    gradient afterwards."""
 
     number: int
     line: str
@@ -81,13 +83,14 @@ class Write:
     norm: float
     loss: float = 0.0
     hook: str = ""
+    sketch: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Update:
     """A call of an optimizer's `step`.
 
-    is_finite: whether all gradients were finite. is_skipped: whether the optimizer skips the update itself, as fused
+    options: learning rates and other numbers of its groups. is_finite: whether all gradients were finite. is_skipped: whether the optimizer skips the update itself, as fused
     optimizers do once GradScaler has told them of an overflow.
     """
 
@@ -95,6 +98,7 @@ class Update:
     line: str
     is_finite: bool
     is_skipped: bool
+    options: tuple[float, ...] = ()
 
 
 @dataclass
@@ -224,7 +228,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if p.grad is not None:
             norm = float(entries(p.grad).double().norm())
             self._count += 1
-            self.trial.writes[self._parameters[p]].append(Write(self._count, line, operation, norm, **about))
+            write = Write(self._count, line, operation, norm, sketch=tuple(sketch(p.grad)), **about)
+            self.trial.writes[self._parameters[p]].append(write)
 
     def before_backward(self) -> None:
         """Before a backward pass: note gradients that were replaced, and the line that starts the pass."""
@@ -264,7 +269,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         found = getattr(optimizer, "found_inf", None)  # GradScaler sets it on fused optimizers
         is_skipped = found is not None and bool(found)
-        update = Update(type(optimizer).__name__, self._line(), all(map(all_finite, gradients)), is_skipped)
+        is_finite = all(map(all_finite, gradients))
+        options = (x for group in optimizer.param_groups for x in group.values())
+        numbers = tuple(float(x) for x in options if isinstance(x, float | torch.Tensor))
+        update = Update(type(optimizer).__name__, self._line(), is_finite, is_skipped, numbers)
         if gradients:
             self.trial.updates.append(update)
         lines = [self._emptied.get(key, "") for x in gradients for key in _keys(x)]
@@ -299,6 +307,10 @@ def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> Step
         said = "all gradients are set to zero between `backward` and the step of the optimizer: do it before `backward`"
         return StepFinding("gradients-zeroed", said, plain.emptied_line, step)
     names = [*_differing(plain.gradients, scaled.gradients)]
+    if not (names or plain.failure or scaled.failure) and _options_differ(plain, scaled):
+        line = _first_other_read(plain, scaled) or scaled.updates[0].line
+        said = f"the learning rate, or another option of the optimizer, depends on a value that is still multiplied by the loss scale, {scale:g}: call `scaler.unscale_(optimizer)` before that"
+        return StepFinding("decided-by-scaled-value", said, line, step)
     if plain.failure or plain.is_low or not (names or scaled.failure):
         return None
     both = [name for name in names if name in plain.gradients and name in scaled.gradients]
@@ -381,8 +393,22 @@ def _first_difference(plain: Trial, scaled: Trial, name: str, scale: float) -> _
             return None if write.operation == BACKWARD else _Difference(write)
         if math.isfinite(write.norm) and one[i].norm and not _is_near(write.norm / one[i].norm, scale):
             return _Difference(write, _factor(one, i), _factor(other, i), one[i].loss)
+    for before, write in zip(one, other, strict=False):  # a change of small entries keeps the norm
+        unscaled = [x / scale for x in write.sketch]
+        if math.isfinite(write.norm) and before.norm and apart([*before.sketch], unscaled) > SAME:
+            return _Difference(write, plain_loss=before.loss)
     extra = one[len(other) :]
     return _Difference(extra[0]) if extra and extra[0].operation != BACKWARD else None
+
+
+def _options_differ(plain: Trial, scaled: Trial) -> bool:
+    """Whether an optimizer has other options at the other loss scale."""
+    for one, other in zip(plain.updates, scaled.updates, strict=False):
+        if len(one.options) == len(other.options):
+            pairs = zip(one.options, other.options, strict=True)
+            if any(not _is_near(y, x) for x, y in pairs if x != y):
+                return True
+    return False
 
 
 def _first_move(plain: Trial, scaled: Trial) -> Write | None:

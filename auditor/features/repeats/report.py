@@ -65,17 +65,19 @@ def chart_of(one: RepeatedCalls) -> list[Chart]:
     return list(line_chart(f"Error by {noun}: {part(one)}", about, curves, count - 1, noun, ticks, -99))
 
 
-def table_of(one: RepeatedCalls) -> Grid:
+def table_of(repeated: RepeatedCalls) -> Grid:
     """A row for each call; the worst is highlighted. A long table has only the worst calls, the first and the last."""
-    kept = list(range(len(one.errors)))
+    errors = repeated.errors
+    kept = list(range(len(errors)))
     if len(kept) > MOST_ROWS:
-        by_size = sorted(kept, key=lambda index: -(one.errors[index] or float("inf")))
-        kept = sorted({0, len(one.errors) - 1, *by_size[: MOST_ROWS - 2]})
-    rows = tuple((one.names[index], text_of(one.errors[index])) for index in kept)
-    heads = ("Batch" if one.kind == "batches" else "Module" if one.kind == "layers" else "Call", "Error")
-    left = len(one.errors) - len(kept)
+        by_size = sorted(kept, key=lambda index: -(errors[index] or float("inf")))
+        kept = sorted({0, len(errors) - 1, *by_size[: MOST_ROWS - 2]})
+    rows = tuple((repeated.names[index], text_of(errors[index])) for index in kept)
+    nouns = {"batches": "Batch", "layers": "Module"}
+    heads = (nouns.get(repeated.kind, "Call"), "Error")
+    left = len(errors) - len(kept)
     caption = f"{left} more with smaller errors" if left else ""
-    return Grid(heads, rows, bold=kept.index(one.worst), caption=caption)
+    return Grid(heads, rows, bold=kept.index(repeated.worst), caption=caption)
 
 
 PAGE = Page("Calls", "Error over repeated calls", lambda audit: repeats_lines(audit)[:1], repeats_section)

@@ -55,23 +55,34 @@ def in_fp32(subject: Subject, options: Settings, scoring: ScoreFunction) -> InFp
 
     Raises: MeasureError(slug="no-score") if the function gives no score.
     """
-    plans, batch, seed, device = plan_of_fp32(subject), subject.batches[0], options.seed, options.where
     question = _question(scoring, None, options.timeout)
-    result: dict[str, ScoreResult | str] = {}
+    score = None
     if subject.origin is not None and scoring.place is not None:
-        expected = run_model(subject.model, batch, seed=seed)
-        begun = Verifier.start((batch,), expected=expected, seed=seed, device=device, timeout=options.timeout)
-        with suppress(NotHandedOver), begun as (verifier, folder):
-            result = verifier.ask(emit_plans(subject, plans, folder), [FP32], question, LATER)
-    if not result:
-        runs = ModelRuns(partial(in_hand, subject.model, plans), device=device, seed=seed)
-        result = {FP32: question(runs, FP32)}
+        score = _score_in_fresh_process(subject, options, question)
+    if score is None:
+        plans = plan_of_fp32(subject)
+        in_this_process = partial(in_hand, subject.model, plans)
+        score = question(ModelRuns(in_this_process, device=options.where, seed=options.seed), FP32)
     try:
-        if isinstance(given := result[FP32], str):
-            raise NoScore(given)
-        return InFp32(scoring, given, fp32_score(scoring, given))
+        if isinstance(score, str):
+            raise NoScore(score)
+        return InFp32(scoring, score, fp32_score(scoring, score))
     except NoScore as error:
         raise MeasureError(f"{scoring.name} gives no score of the model in FP32: {error}", slug="no-score") from error
+
+
+def _score_in_fresh_process(subject: Subject, options: Settings, question: Question) -> ScoreResult | str | None:
+    """The score, or why there is none; None if the model cannot be handed over to another process."""
+    plans = plan_of_fp32(subject)
+    batch = subject.batches[0]
+    expected = run_model(subject.model, batch, seed=options.seed)
+    begun = Verifier.start(
+        (batch,), expected=expected, seed=options.seed, device=options.where, timeout=options.timeout
+    )
+    with suppress(NotHandedOver), begun as (verifier, folder):
+        answers = verifier.ask(emit_plans(subject, plans, folder), [FP32], question, LATER)
+        return answers.get(FP32)
+    return None
 
 
 def _question(scoring: ScoreFunction, most: int | None, timeout: float | None) -> Question:

@@ -365,6 +365,28 @@ def batch_norm_by_hand_with_a_running_variance() -> Made:
     return trained(Normalized(), loss_fn), classes(3)
 
 
+@failure(OF_STATE, "the backward pass of sqrt", "as_written")
+def a_root_of_what_underflows_with_a_scaler() -> Made:
+    """The scaler reads the gradients, and skips the update."""
+    model = mlp(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            small = model(x) * 1e-4
+            squares = small * small
+            size = squares.sqrt()  # <-
+            loss = size.float().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return step, classes(3)
+
+
 # A loss that is better than FP32's at the same weights, or otherwise another.
 
 

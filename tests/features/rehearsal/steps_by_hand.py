@@ -347,6 +347,53 @@ def a_hook_of_a_module_that_clamps(s: Loop, x: Any, y: Any) -> None:
     s.end()
 
 
+@wrong("decided-by-scaled-value")
+def a_rate_chosen_by_the_norm_of_scaled_gradients(s: Loop, x: Any, y: Any) -> None:
+    s.begin(x, y)
+    rate = min(0.1, 1.0 / float(norm_of(s)))  # <-
+    for group in s.opt.param_groups:
+        group["lr"] = rate
+    s.end()
+
+
+@wrong("change-before-unscale")
+def small_entries_of_scaled_gradients_set_to_zero(s: Loop, x: Any, y: Any) -> None:
+    """The norm of a gradient stays almost the same."""
+    s.begin(x, y)
+    for gradient in gradients_of(s):
+        gradient[gradient.abs() < 1e-3] = 0  # <-
+    s.end()
+
+
+@wrong("gradients-zeroed")
+def zeroed_before_each_micro_batch(s: Loop, x: Any, y: Any) -> None:
+    for part, target in zip(x.split(8), y.split(8), strict=True):
+        s.opt.zero_grad()  # <-
+        s.scaler.scale(s.loss(part, target) / 4).backward()
+    s.end()
+
+
+@wrong("scaler-recreated")
+def the_state_of_the_scaler_loaded_in_each_step(s: Loop, x: Any, y: Any) -> None:
+    state = vars(s).setdefault("state", s.scaler.state_dict())
+    s.scaler.load_state_dict(state)  # <-
+    s.begin(x, y)
+    s.end()
+
+
+@wrong("state-lost")
+def a_memory_bank_in_fp16(s: Loop, x: Any, y: Any) -> None:
+    bank = vars(s).setdefault("bank", torch.randn(len(x), 4).half())
+    s.opt.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16):
+        z = s.model(x)
+        loss = F.cross_entropy(z @ bank.T, torch.arange(len(x)))
+    s.scaler.scale(loss).backward()
+    s.end()
+    with torch.no_grad():
+        bank.mul_(0.9999).add_(z.detach() * 0.0001)  # <-
+
+
 # Right steps.
 
 
@@ -605,3 +652,48 @@ def gradients_of_two_losses_projected(s: Loop, x: Any, y: Any) -> None:
     for p, part in zip(s.model.parameters(), (first + second).split(sizes), strict=True):
         p.grad = part.view_as(p).clone()
     s.end()
+
+
+@right
+def small_entries_of_gradients_set_to_zero_relative_to_the_largest(s: Loop, x: Any, y: Any) -> None:
+    s.begin(x, y)
+    for gradient in gradients_of(s):
+        gradient[gradient.abs() < 0.01 * gradient.abs().max()] = 0
+    s.end()
+
+
+@right
+def a_rate_chosen_by_the_norm_after_unscale(s: Loop, x: Any, y: Any) -> None:
+    s.begin(x, y)
+    s.scaler.unscale_(s.opt)
+    rate = min(0.1, 1.0 / float(norm_of(s)))
+    for group in s.opt.param_groups:
+        group["lr"] = rate
+    s.end()
+
+
+@right
+def keys_in_fp16_that_the_next_step_compares(s: Loop, x: Any, y: Any) -> None:
+    """A queue, as in momentum contrast, whose products FP32 has to compute, too."""
+    keys = vars(s).setdefault("keys", [F.normalize(torch.randn(64, 4), dim=-1).half()])
+    s.opt.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16):
+        z = F.normalize(s.model(x), dim=-1)
+        loss = F.cross_entropy(z @ keys[0].T / 0.1, y)
+    s.scaler.scale(loss).backward()
+    s.end()
+    keys[0] = torch.cat([keys[0][len(x) :], z.detach().half()])
+
+
+@right
+def weights_that_are_averaged_every_second_step(s: Loop, x: Any, y: Any) -> None:
+    """Lookahead."""
+    slow = vars(s).setdefault("slow", [p.detach().clone() for p in s.model.parameters()])
+    s.begin(x, y)
+    s.end()
+    s.calls += 1
+    if s.calls % 2 == 0:
+        with torch.no_grad():
+            for kept, p in zip(slow, s.model.parameters(), strict=True):
+                kept.lerp_(p, 0.5)
+                p.copy_(kept)

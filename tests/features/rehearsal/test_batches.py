@@ -132,3 +132,48 @@ def test_the_only_step_of_a_file_is_found_and_several_are_listed(tmp_path: Path,
     else:
         with refused(LoadError, "missing-target", match=found):
             find_step(module, "train_one.py", "Net.py")
+
+
+UPDATE = "def one_update(x):\n    loss = f(x)\n    loss.backward()\n    opt.step()\n"
+HELPER = "def differentiate(x):\n    x.backward()\ndef advance(x):\n    differentiate(x)\n    opt.step()\n"
+MAIN = "def main():\n    for x in loader:\n        f(x).backward()\n        opt.step()\n"
+EPOCH = "def train_one_epoch(loader):\n    for x in loader:\n        one_update(x)\n"
+MAKES = "def make(rate=1):\n    def step(x):\n        x.backward()\n        opt.step()\n    return step\n"
+CLOSED = "def close_and_step(x):\n    def closure():\n        x.backward()\n        return x\n    opt.step(closure)\n"
+OBJECT = """
+class Engine:
+    def train_step(self, x):
+        x.backward()
+        opt.step()
+    def evaluate(self, x): return x
+engine = Engine()
+"""
+MICRO = "def accumulate(xs):\n    for x in xs:\n        x.backward()\n    opt.step()\n"
+BY_GRAD = "def by_grad(x):\n    torch.autograd.grad(x, p)\n    opt.step()\n"
+ACCELERATED = "def accelerated(x):\n    accelerator.backward(x)\n    opt.step()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (UPDATE + EPOCH + MAIN, "one_update"),
+        (HELPER, "advance"),
+        (MAIN, r"no training step, main\(\) runs a whole training: move the body of its loop"),
+        (MAKES, r"makes a step: name it with its call, Net.py:make\(\)"),
+        (CLOSED, "close_and_step"),
+        (OBJECT, "engine.train_step"),
+        (MICRO + EPOCH, "accumulate"),
+        (BY_GRAD, "by_grad"),
+        (ACCELERATED, "accelerated"),
+        (UPDATE + MICRO, "Net.py:one_update or Net.py:accumulate"),
+        (OBJECT + UPDATE, "Net.py:one_update or Net.py:engine.train_step"),
+    ],
+)
+def test_files_in_many_layouts_have_one_step_or_list_them(tmp_path: Path, text: str, found: str) -> None:
+    (file := tmp_path / "train_many.py").write_text(text)
+    module = import_source("train_many", file)
+    if found.replace(".", "").isidentifier():
+        assert find_step(module, "train_many.py", "Net.py") == found
+    else:
+        with refused(LoadError, "missing-target", match=found):
+            find_step(module, "train_many.py", "Net.py")
