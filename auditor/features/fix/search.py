@@ -322,24 +322,32 @@ class Search:
         return result
 
     def _gated(self, accepted: Sequence[Accepted], before: Standing) -> tuple[tuple[Fix, ...], Standing]:
-        """The fixes that an audit of the edited source confirms, and what that audit says of all of them together."""
+        """The fixes that audits of the edited source confirm one after the other, or all together where that is faster;
+        and what the audit of these says."""
         if not accepted:
             return (), before
         self._tell("audit the edited source")
         whole = self._standing(accepted)
-        if self._is_better(whole, before):
-            return self._rows(accepted, before, whole), whole
-        self._rejected[self._why(whole, before)] = None
+        if len(accepted) == 1:
+            if self._is_better(whole, before):
+                return self._rows(accepted, [before, whole]), whole
+            self._rejected[self._why(whole, before)] = None
+            return (), before
         kept: list[Accepted] = []
-        standing = before
-        for one in accepted if len(accepted) > 1 else ():
+        standings = [before]
+        for one in accepted:
             if self._workshop.audits >= MOST_AUDITS:
                 break
             after = self._standing([*kept, one])
-            if self._is_better(after, standing):
+            if self._is_better(after, standings[-1]):
                 kept.append(one)
-                standing = after
-        return self._rows(kept, before, standing), standing
+                standings.append(after)
+            else:
+                self._rejected[self._why(after, standings[-1])] = None
+        if self._is_better(whole, before) and whole.speedup > FASTER * standings[-1].speedup:
+            # only together do they gain: the last is shown with the gain
+            return self._rows(accepted, [*[before] * len(accepted), whole]), whole
+        return self._rows(kept, standings), standings[-1]
 
     def _standing(self, accepted: Sequence[Accepted]) -> Standing:
         return self._workshop.audit(edited_texts(self._sources.by_file, _edits(accepted)))
@@ -362,21 +370,10 @@ class Search:
             return f"it has a new problem, {sorted(new)[0][0]}"
         return f"its recommended plan is predicted at {after.speedup:.2f}x, before {before.speedup:.2f}x"
 
-    def _rows(self, kept: Sequence[Accepted], before: Standing, whole: Standing) -> tuple[Fix, ...]:
-        """A Fix for each accepted candidate, with the speed-up after it, measured by an audit while there are audits left."""
-        result = []
-        speed = before.speedup
-        for number, one in enumerate(kept):
-            last = number == len(kept) - 1
-            after = whole.speedup
-            if not last and self._workshop.audits < MOST_AUDITS:
-                self._tell("audit each change")
-                after = max(self._standing(kept[: number + 1]).speedup, speed)
-            elif not last:
-                after = speed
-            result.append(self._fix(one, speed, after))
-            speed = after
-        return tuple(result)
+    def _rows(self, kept: Sequence[Accepted], standings: Sequence[Standing]) -> tuple[Fix, ...]:
+        """A Fix for each accepted candidate. standings: of the source before the first, and after each."""
+        pairs = zip(kept, standings, standings[1:], strict=False)
+        return tuple(self._fix(one, before.speedup, after.speedup) for one, before, after in pairs)
 
     def _fix(self, one: Accepted, before: float, after: float) -> Fix:
         run = max(
