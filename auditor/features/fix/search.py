@@ -35,6 +35,8 @@ TRIED_AFTER_RAISING = 16
 """The same where a run raised: what converts too few or too many operands raises again."""
 AFTER_SUCCESS = 3
 """Maximum number of further candidates once one has lowered the penalty: another may be faster."""
+MOST_BACK = 3
+"""Maximum number of places at which values are cast back after all candidates are accepted."""
 FOLLOWED = 6
 """Maximum number of conversions tried where a candidate itself made a run raise."""
 SECONDS = 900.0
@@ -111,6 +113,7 @@ class Search:
         if not spots and not raised_spots(self._baseline.trial, self._sources):
             return self._described((), before, before, shown)
         accepted = self._climb(spots)
+        accepted = self._cast_back(accepted)
         accepted = self._minimised(accepted)
         kept, after = self._gated(accepted, before)
         return self._described(kept, before, after, shown)
@@ -300,6 +303,37 @@ class Search:
 
     # what remains
 
+    def _cast_back(self, accepted: list[Accepted]) -> list[Accepted]:
+        """The accepted candidates, the last with casts back to low precision wherever these save time: a region in FP32
+        ends in the function that called, too."""
+        tried: set[Edits] = set()
+        result = list(accepted)
+        for _ in range(MOST_BACK if result else 0):
+            last, now, edits = result[-1], result[-1].after, _edits(result)
+            better: Accepted | None = None
+            for candidate in self._casts_back(now, edits):
+                if candidate.edits in tried or clash(candidate.edits, edits) or len(tried) >= TRIED or self._is_over():
+                    continue
+                tried.add(candidate.edits)
+                trial = self._trial((*edits, *candidate.edits))
+                is_whole = trial is not None and trial.runs.keys() == now.runs.keys()
+                if trial is not None and is_whole and self._saves_time(trial, now):
+                    both = replace(last.candidate, parts=(*last.candidate.parts, *candidate.parts))
+                    better = replace(last, candidate=both, after=trial)
+                    break
+            if better is None:
+                break
+            result[-1] = better
+        return result
+
+    def _casts_back(self, now: Trial, edits: Edits) -> Iterator[Candidate]:
+        for source, promotion in promotions(now, self._sources, edits, raised=False):
+            yield from self._proposer(source).at_promotion(promotion)
+
+    def _saves_time(self, trial: Trial, now: Trial) -> bool:
+        """Whether a trial is faster, with a penalty that is as low."""
+        return self._rank(trial)[0] <= self._rank(now)[0] and FASTER * self._seconds(trial) < self._seconds(now)
+
     def _minimised(self, accepted: list[Accepted]) -> list[Accepted]:
         """The accepted candidates without the parts that neither lower the penalty nor save time."""
         result = list(accepted)
@@ -322,17 +356,27 @@ class Search:
         return result
 
     def _gated(self, accepted: Sequence[Accepted], before: Standing) -> tuple[tuple[Fix, ...], Standing]:
-        """The fixes that audits of the edited source confirm one after the other, or all together where that is faster;
-        and what the audit of these says."""
+        """The first accepted candidates after which an audit of the edited source gives the fastest plan, or else single
+        ones that audits confirm; and what the audit of these says."""
         if not accepted:
             return (), before
         self._tell("audit the edited source")
-        whole = self._standing(accepted)
-        if len(accepted) == 1:
-            if self._is_better(whole, before):
-                return self._rows(accepted, [before, whole]), whole
-            self._rejected[self._why(whole, before)] = None
-            return (), before
+        standings = [before]
+        for number in range(1, len(accepted) + 1):
+            if self._workshop.audits < MOST_AUDITS:
+                standings.append(self._standing(accepted[:number]))
+        best = 0
+        for number, after in enumerate(standings):
+            if self._is_better(after, before) and (not best or self._is_better(after, standings[best])):
+                best = number
+        if best:
+            return self._rows(accepted[:best], standings), standings[best]
+        for after in standings[1:]:
+            self._rejected[self._why(after, before)] = None
+        return self._singly(accepted[1:], before)
+
+    def _singly(self, accepted: Sequence[Accepted], before: Standing) -> tuple[tuple[Fix, ...], Standing]:
+        """The candidates that audits confirm, each together with those confirmed before it."""
         kept: list[Accepted] = []
         standings = [before]
         for one in accepted:
@@ -342,11 +386,6 @@ class Search:
             if self._is_better(after, standings[-1]):
                 kept.append(one)
                 standings.append(after)
-            else:
-                self._rejected[self._why(after, standings[-1])] = None
-        if self._is_better(whole, before) and whole.speedup > FASTER * standings[-1].speedup:
-            # only together do they gain: the last is shown with the gain
-            return self._rows(accepted, [*[before] * len(accepted), whole]), whole
         return self._rows(kept, standings), standings[-1]
 
     def _standing(self, accepted: Sequence[Accepted]) -> Standing:
