@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -428,7 +428,7 @@ class Search:
             file=from_repository(Path(first.file)),
             line=source.place_of_offset(first.start)[0],
             safety=one.candidate.safety,
-            causes=tuple(one.spot.causes) or self._causes_of_line(source, first),
+            causes=tuple(one.spot.causes) or self._causes_at(self._lines_of(one, source, first)),
             rules=tuple(one.spot.rules),
             run=run,
             before=one.before.runs[run].error,
@@ -439,10 +439,17 @@ class Search:
             changes=tuple(self._change(edit) for edit in edits),
         )
 
-    def _causes_of_line(self, source: Source, edit: Edit) -> tuple[str, ...]:
-        """The causes of findings at the line of an edit."""
-        place = f"{Path(source.file).name}:{source.place_of_offset(edit.start)[0]}"
-        return tuple(dict.fromkeys(one.cause for one in self._audit.findings if one.cause and one.source == place))
+    def _lines_of(self, one: Accepted, source: Source, edit: Edit) -> list[str]:
+        """The line of an edit, and the lines that raised before it, as `file.py:line`."""
+        lines = [f"{Path(source.file).name}:{source.place_of_offset(edit.start)[0]}"]
+        for run in one.before.runs.values():
+            lines.extend(f"{Path(span.file).name}:{span.line}" for span in run.place)
+        return lines
+
+    def _causes_at(self, lines: Collection[str]) -> tuple[str, ...]:
+        """The causes of problems at some lines."""
+        found = [one for one in self._audit.findings if one.cause and one.severity != "info"]
+        return tuple(dict.fromkeys(one.cause for one in found if one.source in lines))
 
     def _change(self, edit: Edit) -> Change:
         source = self._sources[edit.file]
