@@ -174,7 +174,8 @@ def main(words: list[str]) -> None:
     """Measure the named problems, or all, each in a process of its own; print a row for each, and the counts."""
     saved = words[words.index("--json") + 1] if "--json" in words else None
     names = [word for word in words if word not in ("--json", saved, "--here")]
-    chosen = [one for one in PROBLEMS if not names or one.name in names]
+    by_name = {one.name: one for one in PROBLEMS}
+    chosen = [by_name[name] for name in names or by_name]
     if "--here" in words:
         print(json.dumps(asdict(measure(chosen[0]))))
         return

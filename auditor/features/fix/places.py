@@ -169,9 +169,12 @@ def _before_edits(place: tuple[Span, ...], sources: Sources, edits: Edits) -> It
             yield source, node
 
 
-def promotions(trial: Trial, sources: Sources, edits: Edits = ()) -> Iterator[tuple[Source, Promotion]]:
-    """The lines, of the original sources, at which runs that raised made FP32 values, the first first."""
-    found = dict.fromkeys(one for run in trial.runs.values() if run.error is None for one in run.promotions)
+def promotions(
+    trial: Trial, sources: Sources, edits: Edits = (), *, raised: bool = True
+) -> Iterator[tuple[Source, Promotion]]:
+    """The lines, of the original sources, at which runs that raised, or that passed, made FP32 values, the first first."""
+    runs = [run for run in trial.runs.values() if (run.error is None) is raised]
+    found = dict.fromkeys(one for run in runs for one in run.promotions)
     for one in found:
         source = sources.of(one.file)
         own = [edit for edit in edits if edit.file == one.file]

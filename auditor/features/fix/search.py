@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,8 @@ TRIED_AFTER_RAISING = 16
 """The same where a run raised: what converts too few or too many operands raises again."""
 AFTER_SUCCESS = 3
 """Maximum number of further candidates once one has lowered the penalty: another may be faster."""
+MOST_BACK = 3
+"""Maximum number of places at which values are cast back after all candidates are accepted."""
 FOLLOWED = 6
 """Maximum number of conversions tried where a candidate itself made a run raise."""
 SECONDS = 900.0
@@ -111,6 +113,7 @@ class Search:
         if not spots and not raised_spots(self._baseline.trial, self._sources):
             return self._described((), before, before, shown)
         accepted = self._climb(spots)
+        accepted = self._cast_back(accepted)
         accepted = self._minimised(accepted)
         kept, after = self._gated(accepted, before)
         return self._described(kept, before, after, shown)
@@ -300,6 +303,37 @@ class Search:
 
     # what remains
 
+    def _cast_back(self, accepted: list[Accepted]) -> list[Accepted]:
+        """The accepted candidates, the last with casts back to low precision wherever these save time: a region in FP32
+        ends in the function that called, too."""
+        tried: set[Edits] = set()
+        result = list(accepted)
+        for _ in range(MOST_BACK if result else 0):
+            last, now, edits = result[-1], result[-1].after, _edits(result)
+            better: Accepted | None = None
+            for candidate in self._casts_back(now, edits):
+                if candidate.edits in tried or clash(candidate.edits, edits) or len(tried) >= TRIED or self._is_over():
+                    continue
+                tried.add(candidate.edits)
+                trial = self._trial((*edits, *candidate.edits))
+                is_whole = trial is not None and trial.runs.keys() == now.runs.keys()
+                if trial is not None and is_whole and self._saves_time(trial, now):
+                    both = replace(last.candidate, parts=(*last.candidate.parts, *candidate.parts))
+                    better = replace(last, candidate=both, after=trial)
+                    break
+            if better is None:
+                break
+            result[-1] = better
+        return result
+
+    def _casts_back(self, now: Trial, edits: Edits) -> Iterator[Candidate]:
+        for source, promotion in promotions(now, self._sources, edits, raised=False):
+            yield from self._proposer(source).at_promotion(promotion)
+
+    def _saves_time(self, trial: Trial, now: Trial) -> bool:
+        """Whether a trial is faster, with a penalty that is as low."""
+        return self._rank(trial)[0] <= self._rank(now)[0] and FASTER * self._seconds(trial) < self._seconds(now)
+
     def _minimised(self, accepted: list[Accepted]) -> list[Accepted]:
         """The accepted candidates without the parts that neither lower the penalty nor save time."""
         result = list(accepted)
@@ -322,24 +356,37 @@ class Search:
         return result
 
     def _gated(self, accepted: Sequence[Accepted], before: Standing) -> tuple[tuple[Fix, ...], Standing]:
-        """The fixes that an audit of the edited source confirms, and what that audit says of all of them together."""
+        """The first accepted candidates after which an audit of the edited source gives the fastest plan, or else single
+        ones that audits confirm; and what the audit of these says."""
         if not accepted:
             return (), before
         self._tell("audit the edited source")
-        whole = self._standing(accepted)
-        if self._is_better(whole, before):
-            return self._rows(accepted, before, whole), whole
-        self._rejected[self._why(whole, before)] = None
+        standings = [before]
+        for number in range(1, len(accepted) + 1):
+            if self._workshop.audits < MOST_AUDITS:
+                standings.append(self._standing(accepted[:number]))
+        best = 0
+        for number, after in enumerate(standings):
+            if self._is_better(after, before) and (not best or self._is_better(after, standings[best])):
+                best = number
+        if best:
+            return self._rows(accepted[:best], standings), standings[best]
+        for after in standings[1:]:
+            self._rejected[self._why(after, before)] = None
+        return self._singly(accepted[1:], before)
+
+    def _singly(self, accepted: Sequence[Accepted], before: Standing) -> tuple[tuple[Fix, ...], Standing]:
+        """The candidates that audits confirm, each together with those confirmed before it."""
         kept: list[Accepted] = []
-        standing = before
-        for one in accepted if len(accepted) > 1 else ():
+        standings = [before]
+        for one in accepted:
             if self._workshop.audits >= MOST_AUDITS:
                 break
             after = self._standing([*kept, one])
-            if self._is_better(after, standing):
+            if self._is_better(after, standings[-1]):
                 kept.append(one)
-                standing = after
-        return self._rows(kept, before, standing), standing
+                standings.append(after)
+        return self._rows(kept, standings), standings[-1]
 
     def _standing(self, accepted: Sequence[Accepted]) -> Standing:
         return self._workshop.audit(edited_texts(self._sources.by_file, _edits(accepted)))
@@ -362,21 +409,10 @@ class Search:
             return f"it has a new problem, {sorted(new)[0][0]}"
         return f"its recommended plan is predicted at {after.speedup:.2f}x, before {before.speedup:.2f}x"
 
-    def _rows(self, kept: Sequence[Accepted], before: Standing, whole: Standing) -> tuple[Fix, ...]:
-        """A Fix for each accepted candidate, with the speed-up after it, measured by an audit while there are audits left."""
-        result = []
-        speed = before.speedup
-        for number, one in enumerate(kept):
-            last = number == len(kept) - 1
-            after = whole.speedup
-            if not last and self._workshop.audits < MOST_AUDITS:
-                self._tell("audit each change")
-                after = max(self._standing(kept[: number + 1]).speedup, speed)
-            elif not last:
-                after = speed
-            result.append(self._fix(one, speed, after))
-            speed = after
-        return tuple(result)
+    def _rows(self, kept: Sequence[Accepted], standings: Sequence[Standing]) -> tuple[Fix, ...]:
+        """A Fix for each accepted candidate. standings: of the source before the first, and after each."""
+        pairs = zip(kept, standings, standings[1:], strict=False)
+        return tuple(self._fix(one, before.speedup, after.speedup) for one, before, after in pairs)
 
     def _fix(self, one: Accepted, before: float, after: float) -> Fix:
         run = max(
@@ -392,7 +428,7 @@ class Search:
             file=from_repository(Path(first.file)),
             line=source.place_of_offset(first.start)[0],
             safety=one.candidate.safety,
-            causes=tuple(one.spot.causes) or self._causes_of_line(source, first),
+            causes=tuple(one.spot.causes) or self._causes_at(self._lines_of(one, source, first)),
             rules=tuple(one.spot.rules),
             run=run,
             before=one.before.runs[run].error,
@@ -403,10 +439,17 @@ class Search:
             changes=tuple(self._change(edit) for edit in edits),
         )
 
-    def _causes_of_line(self, source: Source, edit: Edit) -> tuple[str, ...]:
-        """The causes of findings at the line of an edit."""
-        place = f"{Path(source.file).name}:{source.place_of_offset(edit.start)[0]}"
-        return tuple(dict.fromkeys(one.cause for one in self._audit.findings if one.cause and one.source == place))
+    def _lines_of(self, one: Accepted, source: Source, edit: Edit) -> list[str]:
+        """The line of an edit, and the lines that raised before it, as `file.py:line`."""
+        lines = [f"{Path(source.file).name}:{source.place_of_offset(edit.start)[0]}"]
+        for run in one.before.runs.values():
+            lines.extend(f"{Path(span.file).name}:{span.line}" for span in run.place)
+        return lines
+
+    def _causes_at(self, lines: Collection[str]) -> tuple[str, ...]:
+        """The causes of problems at some lines."""
+        found = [one for one in self._audit.findings if one.cause and one.severity != "info"]
+        return tuple(dict.fromkeys(one.cause for one in found if one.source in lines))
 
     def _change(self, edit: Edit) -> Change:
         source = self._sources[edit.file]
