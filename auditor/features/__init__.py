@@ -23,6 +23,7 @@ FEATURES = (
     "ledger",
     "rehearsal",
     "watch",
+    "fix",
 )
 """Names of the folders, in the order in which audits run the features and reports show them."""
 

@@ -42,10 +42,15 @@ def tree(module: str) -> ast.Module:
 
 
 def room(module: str) -> str:
-    """The room that a module is in: the top package, or a top module by itself. The commands of features, which may run whole
-    audits, are a room above the features."""
+    """The room that a module is in: the top package, or a top module by itself.
+
+    Features that an audit runs have a stage. The others are commands of their own, which may run whole audits.
+    """
     top, _, rest = module.partition(".")
-    return "commands" if top == "features" and rest.endswith(".command") else top
+    if top != "features" or "." not in rest:
+        return top
+    folder = PACKAGE / top / rest.partition(".")[0]
+    return top if (folder / "stage.py").exists() and not rest.endswith(".command") else "commands"
 
 
 @cache
