@@ -187,7 +187,12 @@ def read(folder: Path) -> Capsule:
             {name: (file, digest) for name, (file, digest) in state["frozen"].items()},
             tuple(decode(state["states"])),
             tuple(
-                Call(decode(one["batch"]), decode(one["generators"]), tuple(decode(one["draws"])), one["variables"])
+                Call(
+                    decode(one["batch"]),
+                    decode(one["generators"]),
+                    tuple(decode(one["draws"])),
+                    one.get("variables", {}),
+                )
                 for one in state["calls"]
             ),
             tuple(decode(state["previous"])),

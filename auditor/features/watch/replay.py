@@ -152,6 +152,8 @@ def _objects(capsule: Capsule, recorders: Sequence[Recorder], loop: Any) -> tupl
     for recorder in reversed(recorders):
         if fits(capsule, recorder.model):
             return recorder.model, list(recorder.optimizers), list(recorder.scalers)
+    if recorders:
+        raise LoadError(_misfit(capsule, [one.model for one in recorders]), "bad-capsule")
     own = loop
     if isinstance(loop, LightningStep):
         own = loop.module
