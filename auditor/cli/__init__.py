@@ -31,6 +31,7 @@ from ..processes import (
 from ..progress.shown import refresh_display, reporter
 from ..records import folder
 from ..settings import bad, either, options_of, with_flags
+from .compare import Compare, Record
 from .ledger import Ledger
 from .output import set_aside
 from .rehearse import Rehearse
@@ -64,7 +65,7 @@ GROUPS = {
 """{title: options of an audit that its help shows under this title}; all others are general options."""
 VERBS: dict[str, type[Verb]] = {
     re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.__name__).lower(): one
-    for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse)
+    for one in (Audit, Explain, ExplainLayer, Rules, Apply, Snippet, Ledger, Diff, Fleet, Rehearse, Record, Compare)
 }
 """{name on the command line, such as `explain-layer`: its verb}, in the order of the help."""
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}

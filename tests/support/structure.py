@@ -16,7 +16,7 @@ BANDS: dict[str, tuple[str, ...]] = {
     "evidence": ("measure", "rulebook"),
     "plans": ("score", "settings", "verify", "plan", "generation", "graphs", "training", "rehearsal"),
     "telling": ("document", "snippets", "report"),
-    "entry": ("asked", "progress", "flow", "results", "api", "fleet", "cli"),
+    "entry": ("asked", "progress", "flow", "results", "api", "fleet", "features", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 
