@@ -11,7 +11,7 @@ from ...errors import AuditorError
 from .fingerprint import Fingerprint, distance, sketch_distance
 from .gradients import GradientChange, compare_gradients
 from .locate import Place, Side, differ, differing_inputs, locate, places_of
-from .match import STRICT, Closeness, Matches, match
+from .match import SLACK, STRICT, Closeness, Matches, match
 from .recording import Output, Recording, Value
 from .rounding import Rounding, find_roundings
 
@@ -105,7 +105,7 @@ def compare(a: Recording, b: Recording) -> Comparison:
         return Comparison(
             verdict="differ", places=tuple(places), read=read, matched=matched, not_compared=notes, **common
         )
-    ours, theirs = match(a, b, Closeness(loose=found.is_stored))
+    ours, theirs = match(a, b, Closeness(SLACK if found.is_stored else 0.0))
     roundings = tuple(find_roundings(a, b, ours, theirs))
     changes, note = compare_gradients(a, b, ours, names, found.is_stored, bool(lone))
     verdict: Verdict = "stored" if found.is_stored else "equal"
@@ -138,19 +138,19 @@ def _part(a: Recording, b: Recording, pairs: list[tuple[str, str]]) -> _Parting:
     """Compare the outputs, first as sets of numbers, then with their order; walk back from those that differ."""
     is_stored = False
     for ordered in (False, True):
-        close = Closeness(loose=False, ordered=ordered)
+        close = Closeness(ordered=ordered)
         apart = [pair for pair in pairs if differ(a, b, pair, close)]
         if not apart:
             continue
         sides = locate(a, b, apart, close)
         if _may_be_storage(*sides):
-            loose = Closeness(loose=True, ordered=ordered)
+            loose = Closeness(SLACK, ordered)
             still_apart = [pair for pair in pairs if differ(a, b, pair, loose)]
             if not still_apart:
                 is_stored = True
                 continue
             looser = locate(a, b, still_apart, loose)
-            if any(not side.recording.values[name].is_stored for side in looser for name in side.first):
+            if any(not side.is_table(name) for side in looser for name in side.first):
                 sides, apart = looser, still_apart
         return _Parting(tuple(apart), sides)
     return _Parting(is_stored=is_stored)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...numerics.operations import operation
 from .fingerprint import distance
 from .match import Closeness, Matches, match
 from .recording import Recording, Value
@@ -48,8 +49,9 @@ class Side:
         """Values that depend on a parameter or on numbers of the inputs: not tables, masks and positions."""
         result = set[str]()
         for value in self.recording.values.values():
-            is_number = value.kind == "input" and value.dtype.startswith(("float", "bfloat", "complex"))
-            if value.kind == "parameter" or is_number or not result.isdisjoint(value.inputs):
+            is_number = value.kind == "input" and value.is_float
+            is_computed = not operation(value.op).asks_shape and not result.isdisjoint(value.inputs)
+            if value.kind == "parameter" or is_number or is_computed:
                 result.add(value.name)
         return result
 
@@ -124,16 +126,25 @@ def _frontier(side: Side, matches: Matches, ends: Iterable[str]) -> tuple[set[st
 def _other_forms(side: Side) -> set[str]:
     """Unmatched values that reach a matched value: another form of something equal, such as another mask.
 
-    Values equal to such a value are included.
+    The matched value must be of numbers that depend on the model: indices and constants are equal by chance. Values
+    equal to such a value are included.
     """
     result = set[str]()
     for name in reversed(side.recording.values):
         readers = side.readers.get(name, [])
-        if name not in side.matches and any(one in side.matches or one in result for one in readers):
+        if name not in side.matches and any(one in result or _is_telling(side, one) for one in readers):
             result.add(name)
     prints = {side.recording.values[name].prints for name in result}
     same = {name for name, value in side.recording.values.items() if value.prints in prints}
     return result | {name for name in same if name not in side.matches}
+
+
+def _is_telling(side: Side, name: str) -> bool:
+    """Whether a value is matched, and its entries depend on those of its inputs and of the model."""
+    value = side.recording.values[name]
+    if name not in side.matches or name not in side.active:
+        return False
+    return value.is_float and not operation(value.op).asks_shape
 
 
 def places_of(a: Side, b: Side) -> list[Place]:
@@ -176,6 +187,8 @@ def _complete(places: list[Place]) -> list[Place]:
 def _affinity(a: Side, b: Side, ours: str, theirs: str) -> tuple[float, bool, float]:
     """How well two first values fit: inputs that they share, whether the operation is the same, and how near they are."""
     x, y = a.recording.values[ours], b.recording.values[theirs]
+    if _is_helper(a, ours) != _is_helper(b, theirs):
+        return 0.0, False, 0.0
     if x.is_stored or y.is_stored:
         same_name = x.is_stored and y.is_stored and x.owner == y.owner
         same_size = x.is_stored and y.is_stored and x.prints[0].count == y.prints[0].count
@@ -209,6 +222,8 @@ def _reordered(a: Side, b: Side) -> list[Place]:
     places = list[Place]()
     ordered: tuple[Matches, Matches] | None = None
     for name in edge_a:
+        if name in a.active and not a.recording.values[name].is_float:
+            continue  # decisions, equal as sets by chance
         own = a.recording.values[name].prints[0]
         partners = [other for other in a.matches.equal.get(name, []) if other in edge_b]
         alike = [o for o in partners if b.recording.values[o].prints[0].shape == own.shape and own.count > 1]

@@ -22,15 +22,18 @@ Deep models magnify the rounding of many operations, hence the factor."""
 SLACK = 8.0
 """A fingerprint may differ by this many times its slack if stored tensors were rounded differently."""
 
+MOST_SIBLINGS = 12
+"""Parameters of this many layers of one module at most are combined in all ways to find what was fused."""
+
 _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
 class Closeness:
-    """How close fingerprints must be. loose: allow for stored tensors that were rounded differently. ordered: the order
-    of the entries counts too."""
+    """How close fingerprints must be. slack: how many times a value's slack they may differ by, for stored tensors that
+    were rounded differently. ordered: the order of the entries counts too."""
 
-    loose: bool = False
+    slack: float = 0.0
     ordered: bool = False
 
     def tolerance(self, one: Value, other: Value) -> float:
@@ -38,8 +41,7 @@ class Closeness:
         slack = max(one.slack, other.slack)
         if self.ordered:
             slack = max(slack, one.order_slack, other.order_slack)
-        strict = max(EXACT, WIDENED * slack)
-        return max(strict, SLACK * slack) if self.loose else strict
+        return max(EXACT, WIDENED * slack, self.slack * slack)
 
     def are_equal(self, one: Value, other: Value) -> bool:
         """Whether two values are equal in all their tensors that both have."""
@@ -149,9 +151,9 @@ def _candidates(
 ) -> Iterator[_Entry]:
     """Fingerprints with as many entries and about the same sum of squares."""
     entries = index.get((own.count, own.masked), [])
-    widest = max((entry.value.slack for entry in entries), default=0.0) if close.loose else 0.0
-    tolerance = max(EXACT, WIDENED * value.slack, SLACK * max(widest, value.slack) if close.loose else 0.0)
-    tolerance = min(2 * tolerance, 0.5)
+    widest = max((entry.value.slack for entry in entries), default=0.0)
+    factor = max(WIDENED, close.slack)
+    tolerance = min(2 * max(EXACT, factor * max(widest, value.slack)), 0.5)
     start = bisect_left(entries, own.second * (1 - tolerance), key=lambda entry: entry.second)
     for entry in itertools.islice(entries, start, None):
         if entry.second > own.second * (1 + tolerance):
@@ -162,31 +164,50 @@ def _candidates(
 def _match_fused(a: Recording, b: Recording, ours: Matches, theirs: Matches) -> None:
     """Match parameters of A that hold several parameters of B: fused projections, stacked experts.
 
-    Candidates are consecutive parameters, and parameters whose names differ in one number, such as the experts of a
-    layer; the sums of all their entries must be those of A's parameter.
+    The sums over all entries of the parts must be those of A's parameter.
     """
     parts = [value for value in b.values.values() if value.kind == "parameter"]
-    groups = list[list[Value]]()
-    by_pattern: dict[str, list[Value]] = defaultdict(list)
+    rows = defaultdict[tuple[int, ...], list[Value]](list)
     for part in parts:
-        for number in _NUMBER.finditer(part.owner):
-            pattern = f"{part.owner[: number.start()]}*{part.owner[number.end() :]}"
-            by_pattern[pattern].append(part)
-    patterned = [group for group in by_pattern.values() if len(group) > 1]
-    groups += patterned
-    groups += [x + y for x, y in itertools.combinations(patterned, 2) if len(x) == len(y) and len(patterned) < 200]
-    sums = [(total(part.prints[0] for part in group), group) for group in groups]
+        rows[part.prints[0].shape[1:]].append(part)
+    sums = [(total(part.prints[0] for part in group), group) for group in _groups(parts)]
     for value in a.values.values():
         if value.kind != "parameter" or value.name in ours:
             continue
-        own = value.prints[0]
-        smaller = [part for part in parts if part.prints[0].count < own.count]
-        ranges = parts_of_sum(own, [part.prints[0] for part in smaller], EXACT)
-        members = next(([smaller[i] for i in found] for found in ranges), None)
-        if members is None:
-            close = (group for whole, group in sums if distance(own, whole) <= EXACT)
-            members = next(close, [])
-        for part in members:
+        for part in _parts_of(value.prints[0], rows.values(), sums):
             ours.inside[value.name] = part.name
             if part.name not in theirs:
                 theirs.inside[part.name] = value.name
+
+
+def _parts_of(
+    own: Fingerprint, rows: Iterable[list[Value]], sums: list[tuple[Fingerprint, list[Value]]]
+) -> list[Value]:
+    """The parameters that a parameter with the fingerprint `own` consists of; [] if there are none."""
+    for group in rows:
+        smaller = [part for part in group if part.prints[0].count < own.count]
+        for found in parts_of_sum(own, [part.prints[0] for part in smaller], EXACT):
+            return [smaller[index] for index in found]
+    return next((group for whole, group in sums if distance(own, whole) <= EXACT), [])
+
+
+def _groups(parts: list[Value]) -> list[list[Value]]:
+    """Groups of parameters that an implementation may store as one: those of a few layers of one module, those whose
+    names differ in one number, such as the experts of a layer, and pairs of such groups."""
+    siblings: dict[str, list[Value]] = defaultdict(list)
+    patterns: dict[str, list[Value]] = defaultdict(list)
+    for part in parts:
+        *parents, _, kind = ("", *part.owner.split("."))
+        siblings[".".join((*parents, kind))].append(part)
+        for number in _NUMBER.finditer(part.owner):
+            patterns[f"{part.owner[: number.start()]}*{part.owner[number.end() :]}"].append(part)
+    groups = list[list[Value]]()
+    for group in siblings.values():
+        if len(group) <= MOST_SIBLINGS:
+            groups += [[*some] for size in (2, 3, 4) for some in itertools.combinations(group, size)]
+    numbered = [group for group in patterns.values() if len(group) > 1]
+    by_size: dict[tuple[int, int], list[list[Value]]] = defaultdict(list)
+    for group in numbered:
+        by_size[len(group), group[0].prints[0].count].append(group)
+    pairs = (pair for same in by_size.values() if len(same) < 200 for pair in itertools.combinations(same, 2))
+    return [*groups, *numbered, *(x + y for x, y in pairs)]

@@ -66,6 +66,11 @@ class Value:
         return self.kind in STORED
 
     @property
+    def is_float(self) -> bool:
+        """Whether the entries are floating-point or complex numbers."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
+
+    @property
     def packet(self) -> str:
         """The operation without namespace and overload, such as `softmax`."""
         return self.op.split(".")[1] if "." in self.op else self.op

@@ -23,8 +23,8 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a model's source. file: name of the file. old, new: the text that is replaced. base: for a bug in a
-    port, parts of the lines of the original that do the same."""
+    """A change of a model's source. file: name of the file. old, new: the text that is replaced. base: parts of
+    the lines of the original that the bug changes, if it is in a port or in a constructor; or the name of a buffer."""
 
     file: str
     old: str
@@ -43,7 +43,7 @@ def bug(file: str, old: str, new: str, *base: str) -> Change:
 
 BUGS = (
     # The same implementation with one bug.
-    bug("detection", "eps=1e-3", "eps=1e-5"),
+    bug("detection", "eps=1e-3", "eps=1e-5", "x = self.norm(x)"),
     bug("detection", "return x + y", "return F.relu(x + y)"),
     bug("detection", "F.max_pool2d(two, 5, 1, 2)", "F.max_pool2d(one, 5, 1, 2)"),
     bug("detection", "torch.cat([x, one, two, three], 1)", "torch.cat([x, two, one, three], 1)"),
@@ -53,7 +53,7 @@ BUGS = (
     bug("detection", "low = middle - size / 2", "low = middle - size"),
     bug("detection", "self.scale[index]", "self.scale[0]"),
     bug("detection", "(images - 0.45) / 0.225", "(images - 0.45) / 0.226"),
-    bug("speech", "periodic=True", "periodic=False"),
+    bug("speech", "periodic=True", "periodic=False", "window"),
     bug("speech", "0.97 * audio", "0.95 * audio"),
     bug("speech", "torch.log(mel + 1e-6)", "torch.log(mel + 1e-5)"),
     bug("speech", "mel.std(1, keepdim=True)", "mel.std(1, keepdim=True, unbiased=False)"),
@@ -61,19 +61,19 @@ BUGS = (
     bug("speech", "x = x * mask[..., None]\n", "x = x * 1.0\n"),
     bug("speech", "x + 0.5 * self.second(x)", "x + self.second(x)"),
     bug("speech", "scores / math.sqrt(q.shape[-1])", "scores / math.sqrt(x.shape[-1])"),
-    bug("diffusion", "GroupNorm(4, width, eps=1e-6)", "GroupNorm(4, width)"),
+    bug("diffusion", "GroupNorm(4, width, eps=1e-6)", "GroupNorm(4, width)", "y = self.norm(x)"),
     bug("diffusion", "self.norm2(h) * (1 + scale) + shift", "self.norm2(h) * scale + shift"),
     bug("diffusion", "torch.cat([angles.cos(), angles.sin()], -1)", "torch.cat([angles.sin(), angles.cos()], -1)"),
     bug("diffusion", "torch.arange(half) / half", "torch.arange(half) / (half - 1)"),
     bug("diffusion", ".chunk(3, 1)\n", ".flip(1).chunk(3, 1)\n"),
-    bug("diffusion", "(c // self.heads) ** -0.25", "c ** -0.25"),
+    bug("diffusion", "(c // self.heads) ** -0.25", "c ** -0.25", "q * scale"),
     bug("diffusion", "clean.clamp(-3, 3)", "clean.clamp(-1, 1)"),
     bug("diffusion", "torch.cat([h, h1], 1)", "torch.cat([h, h0], 1)"),
     bug("recurrent", "self.gate(x) - 1.0", "self.gate(x) - 2.0"),
     bug("recurrent", "[last[-2], last[-1]]", "[last[-1], last[-2]]"),
     bug("recurrent", "F.softmax(scores, dim=1)", "F.softmax(scores, dim=0)"),
     bug("recurrent", "torch.cat([fed, context], -1), state", "torch.cat([fed, context], -1), torch.tanh(state)"),
-    bug("experts", "eps=1e-6", "eps=1e-5"),
+    bug("experts", "eps=1e-6", "eps=1e-5", "square + self.eps"),
     bug("experts", "torch.cat([-right, left], -1)", "torch.cat([right, -left], -1)"),
     bug("experts", "k.repeat_interleave(self.heads // self.groups, 1)", "k.repeat(1, self.heads // self.groups, 1, 1)"),
     bug("experts", "30.0 * torch.tanh(scores / 30.0)", "50.0 * torch.tanh(scores / 50.0)"),
@@ -163,6 +163,13 @@ CLEAN = (
     Change("graph", "total = torch.zeros(graphs, h.shape[1]).index_add(0, graph, h)", "total = F.one_hot(graph, graphs).float().T @ h"),
     Change("graph", "self.head(torch.cat([mean, largest], -1))", "F.softplus(F.linear(torch.cat([mean, largest], -1), self.head[0].weight, self.head[0].bias))"
            " @ self.head[2].weight.T + self.head[2].bias"),
+    Change("graph", "shares = powers / (total[target] + 1e-16)", "shares = powers * (1 / total)[target]"),
+    Change("graph", "joined = h[source] + h[target] + self.edge(features)", "joined = self.linear(x[source] + x[target]) + self.edge(features)"),
+    Change("diffusion", "noise = self.leave(F.silu(self.norm(h)))", "noise = self.leave(F.silu(self.norm(h.flatten(2)).view_as(h)))"),
+    Change("diffusion", "clean = (x - (1 - alpha).sqrt() * noise) / alpha.sqrt()", "clean = x * alpha.rsqrt() - (1 / alpha - 1).sqrt() * noise"),
+    Change("experts", "x = x + self.attention(self.norm1(x), cos, sin, mask)", "y = torch.cat([self.norm1(one[None]) for one in x])\n        x = x + self.attention(y, cos, sin, mask)"),
+    Change("detection", "c3 = self.stage3(self.stem(images))", "c3 = torch.cat([self.stage3(self.stem(one)) for one in images.split(1)])"),
+    Change("speech", "hidden = F.silu(self.inner(self.norm(x)))\n        return self.out(hidden)", "order = torch.arange(self.inner.out_features).flip(0)\n        hidden = F.silu(F.linear(self.norm(x), self.inner.weight[order], self.inner.bias[order]))\n        return F.linear(hidden, self.out.weight[:, order], self.out.bias)"),
 )
 
 
@@ -229,4 +236,4 @@ def _is_at(change: Change, value: Value) -> bool:
         file, line = place.rsplit(":", 1)
         if file.startswith(f"{change.file}") and int(line) in lines_of(change):
             return True
-    return any(part in (value.code or "") for part in change.base)
+    return any(part in (value.code or "") or part == value.owner for part in change.base)
