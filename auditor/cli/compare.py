@@ -14,7 +14,7 @@ from ..errors import AuditorError
 from ..progress.shown import Display
 from ..records import folder
 from ..report import blocks
-from ..settings import Option
+from ..settings import Flag, Option
 from .output import say
 from .verb import TextOrJson, Verb, WithTarget
 
@@ -26,7 +26,7 @@ Autocast = Annotated[str | None, Option(choices=lambda: ("bf16", "fp16"))]
 class Record(WithTarget):
     """Record one run of a model for `compare`: fingerprints and rounding errors of every operation, but no tensors."""
 
-    takes = ("target", "file", "inputs", "weights", "autocast", "timeout", "seed", "quiet")
+    takes = ("target", "file", "inputs", "weights", "autocast", "gradients", "timeout", "seed", "quiet")
     examples = (
         ("record model.py --out a.json", "in one environment; then `compare` it with another recording"),
         ("record model.py:Net --inputs data.pt --out a.json", "on given inputs"),
@@ -35,6 +35,8 @@ class Record(WithTarget):
     """the recording, a JSON file of less than 1 kB for each operation"""
     autocast: Autocast = None
     """run the model inside an autocast region of this format, with CUDA's lists"""
+    gradients: Flag = False
+    """also record gradients of all parameters, in FP64"""
 
     def run(self, progress: Display) -> None:
         """Record the model's run and write the file."""
@@ -46,7 +48,8 @@ class Record(WithTarget):
         folder.check_directory(self.file.parent)
         subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
         progress("record", self.target, 0, 0)
-        recording = record_run(subject, self.seed, dtype_of(self.autocast) if self.autocast else None)
+        dtype = dtype_of(self.autocast) if self.autocast else None
+        recording = record_run(subject, self.seed, dtype, self.gradients)
         folder.write(self.file.parent, {self.file.name: to_json(recording)})
         progress.close()
         values = f"{len(recording.values):,} values, {self.file.stat().st_size:,} bytes"
@@ -58,7 +61,19 @@ class Compare(Verb):
     """Compare two runs of a model: the same function, or where they first differ. Each of A and B is a recording that
     `record` wrote, or a TARGET, which is recorded now."""
 
-    takes = ("first", "second", "inputs", "weights", "autocast", "html", "format", "fail_on", "timeout", "seed")
+    takes = (
+        "first",
+        "second",
+        "inputs",
+        "weights",
+        "autocast",
+        "gradients",
+        "html",
+        "format",
+        "fail_on",
+        "timeout",
+        "seed",
+    )
     examples = (
         ("compare a.json b.json", "two recordings, perhaps of two machines or versions"),
         ("compare original.py port.py --html compare.html", "two implementations, also as a page"),
@@ -70,6 +85,8 @@ class Compare(Verb):
     """the run to compare with A: a recording or a TARGET"""
     autocast: Autocast = None
     """record TARGETs inside an autocast region of this format"""
+    gradients: Flag = False
+    """record TARGETs with gradients, and compare these too"""
     html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
     """also write the comparison to this HTML file"""
     format: TextOrJson = "text"
@@ -110,7 +127,8 @@ class Compare(Verb):
             raise AuditorError(message, "bad-recording")
         options = {"--inputs": self.inputs, "--weights": self.weights, "--autocast": self.autocast}
         options |= {"--seed": str(self.seed), "--timeout": str(self.timeout) if self.timeout else None}
+        given_flags = ["--gradients"] * self.gradients
         words = [word for flag, value in options.items() if value is not None for word in (flag, value)]
-        command = [sys.executable, "-m", "auditor", "record", given, "--out", str(scratch), "--quiet", *words]
+        command = [sys.executable, "-m", "auditor", "record", given, "--out", str(scratch), "--quiet", *given_flags, *words]
         done = subprocess.run(command, stdout=subprocess.DEVNULL)
         return scratch if done.returncode == 0 else None

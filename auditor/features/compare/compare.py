@@ -256,7 +256,7 @@ def _difference(x: Fingerprint, y: Fingerprint, of_x: tuple[float, ...], of_y: t
     if x.count != y.count:
         return math.inf
     if x.shape == y.shape and of_x and of_y:
-        return sketch_distance(list(of_x), list(of_y))
+        return sketch_distance(of_x, of_y)
     return distance(x, y)
 
 

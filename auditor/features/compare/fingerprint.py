@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -15,8 +15,11 @@ from ...numerics.entries import entries
 LARGEST = 1e30
 """Entries beyond this magnitude stand for infinity, such as the fill value of a mask; they count as `masked`."""
 
-SKETCHES = 32
-"""Number of random projections of an output. Their differences estimate the distance of two outputs to about 25 %."""
+CACHED = 1 << 15
+"""Number of entries of which the processor's cache holds a few copies in FP64."""
+
+SKETCHES = 16
+"""Number of random projections of an output. Their differences estimate the distance of two outputs to about 20 %."""
 
 
 @dataclass(frozen=True)
@@ -96,23 +99,96 @@ def project(x: torch.Tensor) -> torch.Tensor:
 
 def fingerprint(x: torch.Tensor, live: torch.Tensor | None = None) -> Fingerprint:
     """The fingerprint of a tensor. live: booleans of the shape of `entries(x)`, True for entries that count."""
-    flat = entries(x.detach()).double().reshape(-1)
-    counted = flat.abs() < LARGEST  # False for NaN
-    count = len(flat)
-    masked = count - int(counted.sum())
-    if live is not None:
-        alive = live.reshape(-1)
-        count = int(alive.sum())
-        masked = int((alive & ~counted).sum())
-        counted &= alive
-    if count != len(flat) or masked:
-        flat = torch.where(counted, flat, 0.0)
-    size = flat.abs()
-    square = flat * flat
+    flat = entries(x.detach()).reshape(-1)
+    alive = None if live is None else live.reshape(-1)
     weights = _projections(len(flat), flat.device)
-    sums = torch.stack([flat.sum(), size.sum(), square.sum(), square @ flat, square @ size, flat @ weights]).tolist()
-    first, magnitude, second, third, volume, order = sums
+    count = len(flat) if alive is None else int(alive.sum())
+    masked = 0
+    total_sums = torch.zeros(6, dtype=torch.float64, device=flat.device)
+    for part in _parts(flat):
+        own = flat[part].double()
+        if alive is not None:
+            own = torch.where(alive[part], own, 0.0)
+        sums = _sums(own, weights[part])
+        if not bool(sums[2] < LARGEST**2):  # the sum of squares; also for NaN
+            counted = own.abs() < LARGEST
+            masked += len(own) - int(counted.sum())
+            sums = _sums(torch.where(counted, own, 0.0), weights[part])
+        total_sums += sums
+    first, magnitude, second, third, volume, order = total_sums.tolist()
     return Fingerprint(tuple(x.shape), count, masked, first, magnitude, second, third, volume, order)
+
+
+def _sums(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The sums of a fingerprint, over a vector. Shape: [6]."""
+    size = x.abs()
+    square = x * x
+    return torch.stack([x.sum(), size.sum(), square.sum(), square @ x, square @ size, x @ weights])
+
+
+def reordered(print: Fingerprint, x: torch.Tensor, same_order: bool) -> Fingerprint:
+    """The fingerprint of a tensor that has the entries of another one, given that one's; its sums are the same."""
+    if same_order or x.numel() < 2:
+        return replace(print, shape=tuple(x.shape))
+    flat = entries(x.detach()).double().reshape(-1)
+    if print.masked:
+        return fingerprint(x)
+    return replace(print, shape=tuple(x.shape), order=float(flat @ _projections(len(flat), flat.device)))
+
+
+def _parts(flat: torch.Tensor) -> Iterator[slice]:
+    """Slices of a vector: on a CPU so short that several passes over one stay in the cache."""
+    length = CACHED if flat.device.type == "cpu" else max(len(flat), 1)
+    return (slice(start, start + length) for start in range(0, len(flat), length))
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How a result of a run deviates from FP64's. error: relative L2 difference; inf if only the run is not finite. sums,
+    order: relative changes of the fingerprint's sums, and of the projection by order."""
+
+    error: float = 0.0
+    sums: float = 0.0
+    order: float = 0.0
+
+
+def deviation(run: torch.Tensor, wide: torch.Tensor, print: Fingerprint) -> Deviation:
+    """How a result of a run deviates from FP64's; discrete results do not. print: the fingerprint of `wide`.
+
+    Shapes may differ if they depend on values: then the error is inf.
+    """
+    if run.shape != wide.shape:
+        return Deviation(math.inf)
+    if not (run.is_floating_point() or run.is_complex()) or run.dtype is wide.dtype:
+        return Deviation()
+    ours, exact = entries(run.detach()).reshape(-1), entries(wide.detach()).reshape(-1)
+    ours = ours.to(exact.device)
+    weights = _projections(len(exact), exact.device)
+    total_sums = torch.zeros(4, dtype=torch.float64, device=exact.device)
+    for part in _parts(exact):
+        x = exact[part]
+        difference = ours[part].double() - x
+        sums = _deviating(difference, x, weights[part])
+        if print.masked or not bool(sums.isfinite().all()):
+            counted = x.abs() < LARGEST
+            if bool((counted & ~ours[part].isfinite()).any()):
+                return Deviation(math.inf)
+            sums = _deviating(torch.where(counted, difference, 0.0), torch.where(counted, x, 0.0), weights[part])
+        total_sums += sums
+    squared, first, product, order = total_sums.tolist()
+    if not print.second:
+        return Deviation(1.0 if squared else 0.0)
+    second = abs(2 * product + squared) / print.second
+    return Deviation(
+        math.sqrt(squared / print.second),
+        max(abs(first) / print.size, second),
+        abs(order) / math.sqrt(print.second),
+    )
+
+
+def _deviating(difference: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sums of the squares, the entries, the products with x and with the weights. Shape: [4]."""
+    return torch.stack([difference @ difference, difference.sum(), difference @ x, difference @ weights])
 
 
 def distance(one: Fingerprint, other: Fingerprint, ordered: bool = False) -> float:
@@ -141,12 +217,16 @@ def _relative(x: float, y: float, scale: float) -> float:
     return abs(x - y) / scale if scale else float(x != y)
 
 
-def sketch(x: torch.Tensor) -> list[float]:
-    """SKETCHES random projections of a tensor; the random signs are the same in every process and version."""
-    flat = entries(x.detach()).double().reshape(-1)
-    flat = torch.where(flat.abs() < LARGEST, flat, 0.0)
-    positions = torch.arange(len(flat), dtype=torch.int64, device=flat.device)
-    return [float(flat @ _signs(positions, number)) for number in range(SKETCHES)]
+def sketch(*tensors: torch.Tensor) -> list[tuple[float, ...]]:
+    """SKETCHES random projections of each of some tensors of one shape; the signs are the same in every process."""
+    flat = [entries(x.detach()).double().reshape(-1) for x in tensors]
+    flat = [torch.where(x.abs() < LARGEST, x, 0.0) for x in flat]
+    positions = torch.arange(len(flat[0]), dtype=torch.int64, device=flat[0].device)
+    rows = []
+    for number in range(SKETCHES):
+        signs = _signs(positions, number)
+        rows.append([float(x @ signs) for x in flat])
+    return [*zip(*rows, strict=True)]
 
 
 def _signs(positions: torch.Tensor, number: int) -> torch.Tensor:
@@ -158,7 +238,7 @@ def _signs(positions: torch.Tensor, number: int) -> torch.Tensor:
     return ((bits >> 40) & 1).double() * 2 - 1
 
 
-def sketch_distance(one: list[float], other: list[float]) -> float:
+def sketch_distance(one: Sequence[float], other: Sequence[float]) -> float:
     """Estimated relative L2 distance of two tensors, from their sketches."""
     difference = math.sqrt(sum((x - y) ** 2 for x, y in zip(one, other, strict=True)))
     scale = max(math.hypot(*one), math.hypot(*other))

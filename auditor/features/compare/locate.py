@@ -51,7 +51,7 @@ class Side:
         for value in self.recording.values.values():
             is_number = value.kind == "input" and value.is_float
             is_computed = not operation(value.op).asks_shape and not result.isdisjoint(value.inputs)
-            if value.kind == "parameter" or is_number or is_computed:
+            if value.kind in ("parameter", "decision") or is_number or is_computed:
                 result.add(value.name)
         return result
 

@@ -176,7 +176,7 @@ def _gradients(found: Comparison) -> list[Block]:
 def _outputs(found: Comparison) -> list[Block]:
     heads = ("Output", "A - B in FP64", "A - B in the runs", "rounding of A", "rounding of B")
     rows = [_row(pair) for pair in found.outputs]
-    return [Grid(heads, tuple(rows), caption="Relative L2 differences; those of A and B are estimated to about 25 %.")]
+    return [Grid(heads, tuple(rows), caption="Relative L2 differences; those of A and B are estimated to about 20 %.")]
 
 
 def _row(pair: OutputPair) -> tuple[str, ...]:

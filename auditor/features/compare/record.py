@@ -1,7 +1,7 @@
 """Records one run of a model for a comparison: fingerprints and rounding errors of every value, but no tensors.
 
-Cost: the run with autograd, an FP64 replay with its backward pass, and an FP64 replay with changed stored tensors. If
-low precision flipped a decision, one more FP64 replay takes the run's decisions.
+Cost: the run, an FP64 replay, and its backward pass. If low precision flipped a decision, one more FP64 replay takes the
+run's decisions.
 """
 
 from __future__ import annotations
@@ -34,29 +34,34 @@ from ...numerics.entries import entries, over_tensors
 from ...numerics.formats import dtype_name, is_low
 from ...numerics.nodes import arguments_with_defaults, overload_of, row_of, tensors_in
 from ...records import Batch, Capture, Subject
-from .fingerprint import LARGEST, Fingerprint, distance, fingerprint, project, sketch
+from .fingerprint import Fingerprint, deviation, fingerprint, project, reordered, sketch
 from .recording import STORED, Output, Recording, Value
 from .replay import InDouble, double_by_default
 
 LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "numpy")
 """Libraries whose versions a recording names, if the model's code has imported them."""
 
+UNIT = 2.0**-24
+"""The rounding unit of FP32."""
+
 LONGEST = 120
 """Maximum number of characters of a source line, and of the value of an argument."""
 
 
-def record_run(subject: Subject, seed: int = 0, autocast: torch.dtype | None = None) -> Recording:
+def record_run(
+    subject: Subject, seed: int = 0, autocast: torch.dtype | None = None, gradients: bool = False
+) -> Recording:
     """Run the model on its batches, and describe every value of the run.
 
     The run takes the model as it is stored, with its own autocast regions; without a GPU, half precision is emulated.
-    autocast: dtype of an autocast region around the run. Sums are over all batches that run the same operations.
+    autocast: dtype of an autocast region around the run. gradients: also of parameters, for a comparison. Sums are over all batches that run the same operations.
     Raises: CaptureError(slug="capture-failed") if the model does not run, or computes nothing.
     """
     recorded: Recording | None = None
     left_out = 0
     with _surroundings(subject, seed):
         for batch in subject.batches:
-            one = _record_batch(subject, batch, seed, autocast)
+            one = _record_batch(subject, batch, seed, autocast, gradients)
             if recorded is None:
                 recorded = one
             elif list(one.values) == list(recorded.values):
@@ -102,24 +107,39 @@ class _Run:
     gradients: bool
     stored: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def stored_unit(self) -> float:
+        """The largest rounding unit of the dtypes of parameters."""
+        places = zip(self.capture.placeholders, self.given, strict=True)
+        return max((_unit_of(x) for place, x in places if place.kind == "parameter"), default=UNIT)
 
-def _record_batch(subject: Subject, batch: Batch, seed: int, autocast: torch.dtype | None) -> Recording:
+
+def _record_batch(
+    subject: Subject, batch: Batch, seed: int, autocast: torch.dtype | None, gradients: bool
+) -> Recording:
     run = _run(subject, batch, seed, autocast)
     with double_by_default():
-        measured = _Measured(run)
+        measured = _Measured(run, gradients)
         backward_failed = measured.replay()
-        measured.perturb()
         if measured.flips:
             measured.replay_with_decisions()
     values = {n.name: measured.value_of(n) for n in run.capture.graph_module.graph.nodes if n.name in measured.prints}
-    outputs = zip(run.outputs.names, run.capture.outputs, measured.outputs, run.outputs, strict=True)
+    named = zip(run.outputs.names, run.capture.outputs, measured.outputs, run.outputs, strict=True)
+    outputs = tuple(_output(*one) for one in named)
     return Recording(
         target=subject.target,
         environment=_environment(subject, autocast),
         values=values,
-        outputs=tuple(Output(name, value, tuple(sketch(x)), tuple(sketch(y))) for name, value, x, y in outputs),
+        outputs=outputs,
         not_compared=tuple(_not_compared(run, measured, values, backward_failed)),
     )
+
+
+def _output(name: str, value: str, wide: torch.Tensor, run: torch.Tensor) -> Output:
+    """A row for one output, with sketches if its shape does not depend on rounding."""
+    if wide.shape != run.shape or not wide.numel():
+        return Output(name, value, (), ())
+    return Output(name, value, *sketch(wide, run.to(wide.device)))
 
 
 def _run(subject: Subject, batch: Batch, seed: int, autocast: torch.dtype | None) -> _Run:
@@ -175,7 +195,7 @@ class _Measured:
     outputs: the outputs in FP64.
     """
 
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: _Run, gradients: bool) -> None:
         self.run = run
         self.prints = dict[str, list[Fingerprint]]()
         self.live = dict[str, dict[int, Fingerprint]]()
@@ -185,25 +205,26 @@ class _Measured:
         self.slack = dict[str, float]()
         self.order_slack = dict[str, float]()
         self.outputs = list[torch.Tensor]()
-        self.semantics = InDouble(run.stored, gradients=True)
+        self.semantics = InDouble("all" if gradients else "values")
+        self._units = dict[str, float]()
+        self._dtypes = dict[str, torch.dtype]()
         self._deciding = find_deciding(run.capture)
         self._places = {place.name: place for place in run.capture.placeholders}
+        self._given_by_name = dict(zip(self._places, run.given, strict=True))
 
     def replay(self) -> str | None:
         """Replay the run in FP64 and differentiate the outputs. Returns why the backward pass failed, if it did."""
         executor = Executor(self.run.capture.graph_module, self.semantics)
-        leaves = list[torch.Tensor]()
         with torch.enable_grad(), isolate(seed=0):
             for n, result in executor.steps(*self.run.given):
                 tensors = tensors_in(result)
                 if n.op == "output":
                     self.outputs = tensors
-                    continue
-                if tensors:
-                    self._note(n, tensors, leaves)
-                    self.semantics.note_inner(n, executor.value_of) if n.op == "call_function" else None
+                elif tensors:
+                    self._note(n, tensors)
+                    self.semantics.note_inner(n, executor.value_of)
             try:
-                self._differentiate(leaves)
+                self._differentiate()
             except Exception as error:
                 let_through(error)
                 self.live.clear()
@@ -213,62 +234,90 @@ class _Measured:
                 self.outputs = [x.detach() for x in self.outputs]
         return None
 
-    def _note(self, n: fx.Node, tensors: Sequence[torch.Tensor], leaves: list[torch.Tensor]) -> None:
+    def _note(self, n: fx.Node, tensors: Sequence[torch.Tensor]) -> None:
         """Fingerprint a result, compare it with the run's, and listen for its gradient."""
-        self.prints[n.name] = [fingerprint(x) for x in tensors]
-        own = tensors_in(self.run.actual.get(n.name))
+        self._note_prints(n, tensors)
+        own = tensors_in(self.run.actual.get(n.name)) or tensors_in(self._given(n))
         if len(own) == len(tensors):
-            self._note_error(n, own, tensors)
+            self._note_deviation(n, own, tensors)
+            flips = max(map(changed_share, own, tensors)) if n.name in self._deciding else 0.0
+            if flips:
+                self.flips[n.name] = flips
         for index, x in enumerate(tensors):
             if x.requires_grad:
                 x.register_hook(partial(self._note_gradient, n.name, index, x.detach()))
-                if n.op == "placeholder":
-                    leaves.append(x)
 
-    def _note_error(self, n: fx.Node, own: Sequence[torch.Tensor], wide: Sequence[torch.Tensor]) -> None:
-        self.errors[n.name] = max(map(relative_error, own, wide))
-        if n.name in self._deciding:
-            share = max(map(changed_share, own, wide))
-            if share:
-                self.flips[n.name] = share
+    def _note_prints(self, n: fx.Node, tensors: Sequence[torch.Tensor]) -> None:
+        """Fingerprint a result; a view has the sums of what it views."""
+        source = self._viewed(n)
+        if source is not None and self.prints[source][0].count == tensors[0].numel() and tensors[0].is_floating_point():
+            same_order = row_of(n).entries == "same"
+            self.prints[n.name] = [reordered(self.prints[source][0], tensors[0], same_order)]
+        else:
+            self.prints[n.name] = [fingerprint(x) for x in tensors]
+
+    def _viewed(self, n: fx.Node) -> str | None:
+        """The value whose entries a node has, all of them, in the same or another order; None for other nodes."""
+        if n.op != "call_function" or row_of(n).entries not in ("same", "turned"):
+            return None
+        name = n.all_input_nodes[0].name
+        return name if len(self.prints.get(name, ())) == 1 else None
+
+    def _note_deviation(self, n: fx.Node, own: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+        """Note the error of a result, and how far its fingerprint may move if stored tensors are rounded differently.
+
+        The run's roundings are of the same size as those of stored tensors if both have the same unit; otherwise, they
+        are scaled. Sums of independent roundings move by at least 2 / sqrt(entries) times the relative error.
+        """
+        print = self.prints[n.name][0]
+        unit = max((self._units.get(source.name, 0.0) for source in n.all_input_nodes), default=0.0)
+        unit = max(unit, *map(_unit_of, own), 0.0)
+        self._units[n.name] = unit
+        root = math.sqrt(max(print.count, 1))
+        if n.name in self.run.stored:
+            self.slack[n.name] = 4 * unit / root
+            self.order_slack[n.name] = unit
+            return
+        source = self._viewed(n)
+        if source is not None and own[0].dtype is self._dtypes.get(source) and source in self.errors:
+            for found in (self.errors, self.slack, self.order_slack):
+                found[n.name] = found.get(source, 0.0)
+        elif n.op == "call_function":
+            found = [deviation(x, y, print) for x, y, print in zip(own, tensors, self.prints[n.name], strict=True)]
+            error = max(one.error for one in found)
+            self.errors[n.name] = error
+            if unit and math.isfinite(error):
+                scale = max(self.run.stored_unit, UNIT) / unit
+                self.slack[n.name] = scale * max(found[0].sums, 2 * error / root)
+                self.order_slack[n.name] = scale * max(found[0].order, error)
+        self._dtypes[n.name] = own[0].dtype
 
     def _note_gradient(self, name: str, index: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
         alive = entries(gradient) != 0
-        self.gradients.setdefault(name, {})[index] = fingerprint(gradient)
+        if self.semantics.gradients == "all":
+            self.gradients.setdefault(name, {})[index] = fingerprint(gradient)
         if not bool(alive.all()):
             self.live.setdefault(name, {})[index] = fingerprint(x, alive)
 
-    def _differentiate(self, leaves: list[torch.Tensor]) -> None:
+    def _differentiate(self) -> None:
         """Run the backward pass of a projection of all outputs; hooks note the gradients."""
         projected = [project(x) for x in self.outputs if x.requires_grad]
-        if projected and leaves:
+        if projected and self.semantics.leaves:
             real = [x.real for x in projected]
-            torch.autograd.grad(torch.stack(real).sum(), leaves, allow_unused=True)
-
-    def perturb(self) -> None:
-        """Replay with stored tensors changed by a rounding each: how much do the fingerprints move?"""
-        semantics = InDouble(self.run.stored, noise=1.0)
-        with torch.no_grad(), isolate(seed=0):
-            for n, result in Executor(self.run.capture.graph_module, semantics).steps(*self.run.given):
-                if n.name in self.prints:
-                    self._note_slack(n.name, [fingerprint(x) for x in tensors_in(result)])
-
-    def _note_slack(self, name: str, changed: Sequence[Fingerprint]) -> None:
-        pairs = [pair for pair in zip(self.prints[name], changed, strict=False) if math.isfinite(distance(*pair))]
-        self.slack[name] = max((distance(x, y) for x, y in pairs), default=0.0)
-        self.order_slack[name] = max((distance(x, y, ordered=True) for x, y in pairs), default=0.0)
+            torch.autograd.grad(torch.stack(real).sum(), self.semantics.leaves, allow_unused=True)
 
     def replay_with_decisions(self) -> None:
         """Replay with the decisions of the run: the errors are then those of the continuous part."""
         held = {name: self.run.actual[name] for name in self._deciding if name in self.run.actual}
-        semantics = InDouble(self.run.stored, held=held)
+        semantics = InDouble(held=held)
         try:
             with torch.no_grad(), isolate(seed=0):
                 for n, result in Executor(self.run.capture.graph_module, semantics).steps(*self.run.given):
                     own = tensors_in(self.run.actual.get(n.name))
                     wide = tensors_in(result)
                     if n.name in self.errors and len(own) == len(wide):
-                        self.errors[n.name] = max(map(relative_error, own, wide))
+                        found = (deviation(x, y, fingerprint(y)) for x, y in zip(own, wide, strict=True))
+                        self.errors[n.name] = max(one.error for one in found)
         except Exception as error:  # a shape may depend on a decision
             let_through(error)
 
@@ -282,7 +331,7 @@ class _Measured:
             "dtype": dtype_name(run[0].dtype) if run else "",
             "prints": prints,
             "live": self._listed(self.live, n.name, len(prints)),
-            "gradients": self._listed(self.gradients, n.name, len(prints)) if place is not None or node else (),
+            "gradients": self._listed(self.gradients, n.name, len(prints)),
             "error": self.errors.get(n.name, 0.0),
             "flips": self.flips.get(n.name, 0.0),
             "slack": self.slack.get(n.name, 0.0),
@@ -291,12 +340,11 @@ class _Measured:
         if node is None:
             assert place is not None
             given = self._given(n)
+            kind = "decision" if n.name.startswith("held_") else place.kind
             trainable = isinstance(given, nn.Parameter) and given.requires_grad
             owner = place.fqn or (place.made.name if place.made is not None else "") or n.name
             source = place.made.source if place.made is not None else None
-            return Value(
-                n.name, place.kind, place.kind, owner, (), source=source, trainable=trainable, **measured
-            )
+            return Value(n.name, kind, kind, owner, (), source=source, trainable=trainable, **measured)
         return Value(
             n.name,
             "operation",
@@ -314,8 +362,7 @@ class _Measured:
 
     def _given(self, n: fx.Node) -> Any:
         """The run's value of a placeholder; None for an operation."""
-        names = [place.name for place in self.run.capture.placeholders]
-        return self.run.given[names.index(n.name)] if n.name in names else None
+        return self._given_by_name.get(n.name)
 
     def _listed(
         self, found: Mapping[str, Mapping[int, Fingerprint]], name: str, count: int
@@ -325,25 +372,9 @@ class _Measured:
         return tuple(map(own.get, range(count))) if own else ()
 
 
-def relative_error(run: torch.Tensor, wide: torch.Tensor) -> float:
-    """Relative L2 difference between a result of the run and FP64's; inf if only the run is not finite.
-
-    Discrete results have the error 0: their flips are counted apart. Shapes may differ if they depend on values: inf.
-    """
-    if run.shape != wide.shape:
-        return math.inf
-    if not (run.is_floating_point() or run.is_complex()):
-        return 0.0
-    ours = entries(run).double().to(wide.device)
-    exact = entries(wide.detach()).double()
-    counted = exact.abs() < LARGEST
-    if bool((counted & ~ours.isfinite()).any()):
-        return math.inf
-    difference = float(torch.where(counted, ours - exact, 0.0).norm())
-    scale = float(torch.where(counted, exact, 0.0).norm())
-    if scale:
-        return difference / scale
-    return 1.0 if difference else 0.0
+def _unit_of(x: torch.Tensor) -> float:
+    """The rounding unit of a tensor's dtype; 0 for whole numbers and booleans."""
+    return torch.finfo(x.dtype).eps / 2 if x.is_floating_point() else 0.0
 
 
 def changed_share(run: torch.Tensor, wide: torch.Tensor) -> float:
@@ -381,12 +412,14 @@ def _not_compared(run: _Run, measured: _Measured, values: Mapping[str, Value], f
     narrow = sorted({value.packet for value in values.values() if not value.wide})
     if narrow:
         yield f"without an FP64 kernel, so in FP32: {', '.join(narrow)}"
-    if failed is not None:
+    if not measured.gradients and measured.semantics.gradients != "all":
+        yield "gradients: record both runs with --gradients to compare them"
+    elif failed is not None:
         yield f"gradients: the backward pass in FP64 failed ({failed})"
     elif not run.gradients:
         yield "gradients: the model does not run with autograd on"
     lost = sorted({row_of(n).name for n in run.capture.graph_module.graph.nodes if n.name in measured.semantics.lost})
-    if lost:
+    if lost and measured.gradients:
         yield f"gradients through {', '.join(lost)}, which have none"
     if run.capture.method == "path":
         yield "code that depends on values of tensors: only the branches that this run took"

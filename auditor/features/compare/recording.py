@@ -23,15 +23,16 @@ STORED = ("parameter", "buffer", "constant")
 class Value:
     """One value of a run: the result of an operation, or an input, parameter, buffer or constant.
 
-    kind: "operation", "input", "parameter", "buffer" or "constant". op: ATen overload, or the kind. owner: path of the
+    kind: "operation", "input", "parameter", "buffer" or "constant"; "decision" for indices and masks on which shapes
+    depend, which replays take from the run. op: ATen overload, or the kind. owner: path of the
     module, or the dotted name of a parameter or buffer. source, code: source line of the operation. called_from: the
     user's call that reached the line. literals: {argument: value} of arguments that are no tensors. dtype: in the run.
 
     prints: fingerprints of the result's tensors, computed in FP64. live: the same over entries with a derivative.
     inner: fingerprints inside an operation that other implementations write out, such as a norm. error: relative L2
     difference between the run and FP64, with the run's decisions. flips: share of entries in which a discrete result
-    differs from FP64's. slack, order_slack: change of the sums, and of the projection by order, if stored tensors change
-    by a rounding. gradients: fingerprints of the derivative of a projection of all outputs. wide: whether FP64 has a
+    differs from FP64's. slack, order_slack: how far the sums, and the projection by order, may move if stored tensors are
+    rounded differently. gradients: fingerprints of the derivative of a projection of all outputs. wide: whether FP64 has a
     kernel for the operation. trainable: whether a parameter requires gradients.
     """
 

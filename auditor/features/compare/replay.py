@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -20,11 +20,13 @@ from ...numerics.nodes import row_of, target_of, wait_for_result
 from ...numerics.operations import operation
 from .fingerprint import Fingerprint, fingerprint
 
+Gradients = Literal["none", "values", "all"]
+
 _NARROWER = (torch.float64, torch.float32, torch.bfloat16)
 """Dtypes to try in order: an operation without a kernel for one runs in the next."""
 
-MOST_INNER = 2_000
-"""Maximum number of fingerprints inside one operation, such as a recurrent layer over many steps."""
+MOST_INNER = 200
+"""Maximum number of fingerprints inside one operation: the first steps of a recurrent layer are enough."""
 
 
 @contextmanager
@@ -63,37 +65,35 @@ def _argument_in(value: Any, dtype: torch.dtype) -> Any:
 class InDouble(Semantics):
     """Computes every operation in FP64, whatever dtypes the run used: casts round nothing.
 
-    gradients: connect the results to an autograd graph. noise: relative size of random changes of stored tensors, as a
-    share of the rounding unit of their dtype. held: {operation: its result in the run}, whose decisions are kept.
-    narrow: operations without a kernel for FP64. inner: {operation: fingerprints of values inside it}.
+    gradients: of what autograd computes derivatives: "none"; "values", which shows the entries on which the outputs
+    depend, at half the cost of "all", which includes the parameters. held: {operation: its result in the run}, whose
+    decisions are kept. leaves: where derivatives end. narrow: operations without a kernel for FP64. lost: operations
+    without a derivative. inner: {operation: fingerprints of values inside it}.
     """
 
-    def __init__(
-        self,
-        stored: Mapping[str, str],
-        gradients: bool = False,
-        noise: float = 0.0,
-        held: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.stored, self.gradients, self.noise = stored, gradients, noise
+    def __init__(self, gradients: Gradients = "none", held: Mapping[str, Any] | None = None) -> None:
+        self.gradients = gradients
         self.held = held or {}
+        self.leaves: list[torch.Tensor] = []
         self.narrow: set[str] = set()
         self.lost: set[str] = set()
         self.inner: dict[str, tuple[Fingerprint, ...]] = {}
-        self._random = torch.Generator().manual_seed(1)
 
     def placeholder_value(self, n: fx.Node, value: Any) -> Any:
-        """The input, parameter or buffer in FP64; a stored one with noise if asked for."""
+        """The input, parameter or buffer in FP64."""
         if not isinstance(value, torch.Tensor):
             return value
         x = over_tensors(to_double, value.detach())
-        if self.noise and n.name in self.stored and x.is_floating_point() and value.dtype is not torch.float64:
-            unit = torch.finfo(value.dtype).eps / 2
-            draws = torch.randn(x.shape, generator=self._random, dtype=torch.float64).to(x.device)
-            x = x * (1 + unit * self.noise * draws)
-        if self.gradients and (x.is_floating_point() or x.is_complex()):
-            x = x.clone().requires_grad_()
-        return x
+        is_fixed = self.gradients == "values" and isinstance(value, torch.nn.Parameter)
+        return x if is_fixed else self._as_leaf(x)
+
+    def _as_leaf(self, x: torch.Tensor) -> torch.Tensor:
+        """The tensor as a leaf of the autograd graph, if it can have a derivative and gradients are asked for."""
+        if self.gradients == "none" or x.requires_grad or not (x.is_floating_point() or x.is_complex()):
+            return x
+        leaf = x.detach().clone().requires_grad_()
+        self.leaves.append(leaf)
+        return leaf
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """Compute an operation in FP64, or in the widest dtype that it has a kernel for."""
@@ -105,9 +105,11 @@ class InDouble(Semantics):
         if isinstance(n.target, PinnedDraw):
             return self._drawn(n, args, kwargs)
         result = self._widest(n, args, kwargs)
-        if not self.gradients:
+        if self.gradients == "none":
             return result
-        return separate_tensors(result, [value_of(source) for source in n.all_input_nodes])
+        result = separate_tensors(result, [value_of(source) for source in n.all_input_nodes])
+        is_cut = self.gradients == "all" and row_of(n).packet == "detach"
+        return result if is_cut else over_tensors(self._as_leaf, result)
 
     def _drawn(self, n: fx.Node, args: Any, kwargs: Any) -> Any:
         """A random operation draws the run's numbers: in FP64 it would draw others."""
@@ -139,7 +141,7 @@ class InDouble(Semantics):
         row = row_of(n)
         if row.packet == "_grouped_mm":
             return _grouped_mm(*args, **kwargs)
-        if not self.gradients:
+        if self.gradients == "none":
             return wait_for_result(target, target(*args, **kwargs))
         if row.normalizes == "statistics" and isinstance(target, torch._ops.OpOverload):
             return batch_norm(target, *args)
@@ -163,10 +165,16 @@ class InDouble(Semantics):
                     torch.ops.aten._scaled_dot_product_attention_math.default(*args, **kwargs)
                 else:
                     target_of(n)(*args, **kwargs)
+        except _EnoughError:
+            pass
         except Exception as error:  # the operation has no parts that can be run one by one
             let_through(error)
             return
         self.inner[n.name] = tuple(inside.prints)
+
+
+class _EnoughError(Exception):
+    """Ends an operation that has more parts than are needed."""
 
 
 class _Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -182,7 +190,9 @@ class _Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return written_out(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if not operation(str(func)).entries and len(self.prints) < MOST_INNER:
+        if len(self.prints) >= MOST_INNER:
+            raise _EnoughError
+        if not operation(str(func)).entries:
             self.prints += [fingerprint(x) for x in tensors_in(result) if x.is_floating_point()]
         return result
 
