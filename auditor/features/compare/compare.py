@@ -84,7 +84,7 @@ def compare(a: Recording, b: Recording) -> Comparison:
     not_compared = _check_inputs(a, b)
     pairs, lone = pair_outputs(a, b)
     not_compared += lone
-    not_compared += [f"A: {note}" for note in a.not_compared] + [f"B: {note}" for note in b.not_compared]
+    not_compared += _notes(a, b)
     names = [(x.value, y.value) for x, y in pairs]
     found = _part(a, b, names)
     common = {
@@ -101,7 +101,7 @@ def compare(a: Recording, b: Recording) -> Comparison:
             ours, theirs = differing_inputs(first, *found.sides)
             read = tuple(ours), tuple(theirs)
         matched = len(found.sides[0].matches.equal)
-        notes = (*not_compared, "rounding and gradients, since the functions differ")
+        notes = (*not_compared, "rounding, since the functions differ")
         return Comparison(
             verdict="differ", places=tuple(places), read=read, matched=matched, not_compared=notes, **common
         )
@@ -258,6 +258,13 @@ def _difference(x: Fingerprint, y: Fingerprint, of_x: tuple[float, ...], of_y: t
     if x.shape == y.shape and of_x and of_y:
         return sketch_distance(of_x, of_y)
     return distance(x, y)
+
+
+def _notes(a: Recording, b: Recording) -> list[str]:
+    """What the recordings cannot cover, each note with its side unless it is of both."""
+    both = [note for note in a.not_compared if note in b.not_compared]
+    only_a = [f"{note} (A)" for note in a.not_compared if note not in both]
+    return both + only_a + [f"{note} (B)" for note in b.not_compared if note not in both]
 
 
 def _flips(side: str, recording: Recording) -> list[Flip]:

@@ -104,8 +104,12 @@ def _walk_back(side: Side, ends: Collection[str]) -> Side:
 
 
 def _is_helper(side: Side, name: str) -> bool:
-    """Whether a value is a table that is no parameter: other implementations build masks and positions differently."""
-    return side.is_table(name) and side.recording.values[name].kind != "parameter"
+    """Whether a value is named only after others: a table that is no parameter, since other implementations build masks
+    and positions differently; or a decision, which follows from values that differ."""
+    value = side.recording.values[name]
+    if value.kind == "parameter":
+        return False
+    return side.is_table(name) or not value.is_float
 
 
 def _frontier(side: Side, matches: Matches, ends: Iterable[str]) -> tuple[set[str], list[str]]:

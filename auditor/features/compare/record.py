@@ -293,11 +293,11 @@ class _Measured:
         self._dtypes[n.name] = own[0].dtype
 
     def _note_gradient(self, name: str, index: int, x: torch.Tensor, gradient: torch.Tensor) -> None:
-        alive = entries(gradient) != 0
         if self.semantics.gradients == "all":
             self.gradients.setdefault(name, {})[index] = fingerprint(gradient)
-        if not bool(alive.all()):
-            self.live.setdefault(name, {})[index] = fingerprint(x, alive)
+        given = entries(gradient)
+        if int(given.count_nonzero()) < given.numel():
+            self.live.setdefault(name, {})[index] = fingerprint(x, given != 0)
 
     def _differentiate(self) -> None:
         """Run the backward pass of a projection of all outputs; hooks note the gradients."""
@@ -436,7 +436,6 @@ def _environment(subject: Subject, autocast: torch.dtype | None) -> dict[str, st
         "processor": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "weights": subject.weights_source,
-        "inputs": subject.inputs_source,
     }
     for name in LIBRARIES:
         version = getattr(sys.modules.get(name), "__version__", None)

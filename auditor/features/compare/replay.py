@@ -153,7 +153,8 @@ class InDouble(Semantics):
     def note_inner(self, n: fx.Node, value_of: ValueOf) -> None:
         """Fingerprint the values inside an operation that other implementations write out."""
         row = row_of(n)
-        if not (row.normalizes or row.attention or row.recurrent or row.cell):
+        normalizes = row.normalizes and row.normalizes != "statistics"  # those of a batch norm are stored already
+        if n.op != "call_function" or not (normalizes or row.attention or row.recurrent or row.cell):
             return
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), value_of)
         args, kwargs = pytree.tree_map(lambda value: _argument_in(value, torch.float64), (args, kwargs))

@@ -358,7 +358,8 @@ def test_the_same_outputs_with_other_gradients() -> None:
     assert found.verdict == "gradients"
     assert {change.a.owner for change in found.gradients} == {"first.weight", "first.bias"}
     first = found.gradients[0]
-    assert first.at_b is not None and "h.detach()" in (first.at_b.code or "")
+    assert first.at_b is not None and first.at_b.packet == "detach"
+    assert first.at_a is not None and "self.second(h) * kept" in (first.at_a.code or "")
 
 
 def test_a_frozen_parameter_is_named() -> None:
