@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...errors import AuditorError
@@ -28,6 +28,10 @@ SEVERITY: Mapping[str, str] = {
     "differ": "error",
 }
 """{verdict: its severity}, for the exit code."""
+
+
+LOOSE = Closeness(SLACK)
+"""Equal but for the rounding of stored tensors."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def compare(a: Recording, b: Recording) -> Comparison:
         return Comparison(
             verdict="differ", places=tuple(places), read=read, matched=matched, not_compared=notes, **common
         )
-    ours, theirs = match(a, b, Closeness(SLACK if found.is_stored else 0.0))
+    ours, theirs = match(a, b, LOOSE if found.is_stored else STRICT)
     roundings = tuple(find_roundings(a, b, ours, theirs))
     changes, note = compare_gradients(a, b, ours, names, found.is_stored, bool(lone))
     verdict: Verdict = "stored" if found.is_stored else "equal"
@@ -189,12 +193,15 @@ def _check_inputs(a: Recording, b: Recording) -> list[str]:
             slug="other-inputs",
         )
     sides = (("A", lone_a), ("B", lone_b))
-    return [f"input {value.owner}: only {side} was given it" for side, lone in sides for value in lone]
+    rounded = [x for x in a.inputs if x not in lone_a and not any(_same_input(x, y, STRICT) for y in b.inputs)]
+    notes = [f"input {value.owner}: it differs by a rounding" for value in rounded]
+    return notes + [f"input {value.owner}: only {side} was given it" for side, lone in sides for value in lone]
 
 
-def _same_input(x: Value, y: Value) -> bool:
-    """Whether two inputs have the same entries, perhaps in another layout."""
-    return distance(x.prints[0], y.prints[0], x.prints[0].shape == y.prints[0].shape) <= STRICT.tolerance(x, y)
+def _same_input(x: Value, y: Value, close: Closeness = LOOSE) -> bool:
+    """Whether two inputs have the same entries up to a rounding, perhaps in another layout."""
+    in_order = replace(close, ordered=x.prints[0].shape == y.prints[0].shape)
+    return in_order.are_equal(x, y)
 
 
 def _input(value: Value) -> str:
@@ -278,11 +285,11 @@ def _stored(
 ) -> Iterable[tuple[Value | None, Value | None]]:
     """Stored tensors that differ by rounding, or have no counterpart."""
     for value in a.values.values():
-        if not value.is_stored:
+        if not (value.is_stored or value.kind == "input"):
             continue
         best = ours.best(value.name)
         other = b.values[best] if best else None
-        if other is None or (other.is_stored and not STRICT.are_equal(value, other)):
+        if other is None or (other.kind == value.kind and not STRICT.are_equal(value, other)):
             yield value, other
     for value in b.values.values():
         if value.is_stored and theirs.best(value.name) is None:

@@ -56,8 +56,9 @@ class Side:
         return result
 
     def is_table(self, name: str) -> bool:
-        """Whether a value is stored, or computed from nothing but shapes, whole numbers and buffers."""
-        return self.recording.values[name].is_stored or name not in self.active
+        """Whether a value is given or stored, or computed from nothing but shapes, whole numbers and buffers."""
+        value = self.recording.values[name]
+        return value.is_stored or value.kind == "input" or name not in self.active
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from ...numerics.formats import dtype_name, is_low
 from ...numerics.nodes import arguments_with_defaults, overload_of, row_of, tensors_in
 from ...records import Batch, Capture, Subject
 from .fingerprint import Fingerprint, deviation, fingerprint, project, reordered, sketch
-from .recording import STORED, Output, Recording, Value
+from .recording import Output, Recording, Value
 from .replay import InDouble, double_by_default
 
 LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "numpy")
@@ -105,7 +105,6 @@ class _Run:
     actual: Mapping[str, Any]
     outputs: NamedTensors
     gradients: bool
-    stored: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stored_unit(self) -> float:
@@ -185,8 +184,7 @@ def _run_once(
     recording, outputs = from_the_start(model, given, run, seed, gradients)
     capture = assemble(recording, model, given)
     results = {node.name: value for node, value in actual.items() if node.name in capture.nodes}
-    stored = {place.name: place.kind for place in capture.placeholders if place.kind in STORED}
-    return _Run(capture, capture.bind(model, batch), results, outputs, gradients, stored)
+    return _Run(capture, capture.bind(model, batch), results, outputs, gradients)
 
 
 class _Measured:
@@ -274,7 +272,7 @@ class _Measured:
         unit = max(unit, *map(_unit_of, own), 0.0)
         self._units[n.name] = unit
         root = math.sqrt(max(print.count, 1))
-        if n.name in self.run.stored:
+        if n.op == "placeholder":
             self.slack[n.name] = 4 * unit / root
             self.order_slack[n.name] = unit
             return
@@ -282,7 +280,7 @@ class _Measured:
         if source is not None and own[0].dtype is self._dtypes.get(source) and source in self.errors:
             for found in (self.errors, self.slack, self.order_slack):
                 found[n.name] = found.get(source, 0.0)
-        elif n.op == "call_function":
+        else:
             found = [deviation(x, y, print) for x, y, print in zip(own, tensors, self.prints[n.name], strict=True)]
             error = max(one.error for one in found)
             self.errors[n.name] = error

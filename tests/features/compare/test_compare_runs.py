@@ -443,3 +443,11 @@ def test_page_and_data() -> None:
     data = json.loads(json.dumps(page.to_data(found, ("a.json", "b.json"))))
     assert data["verdict"] == "differ"
     assert data["places"][0]["literals"] == {"eps": ["1e-05", "1e-06"]}
+
+
+def test_inputs_that_differ_by_a_rounding_are_accepted() -> None:
+    model = seeded(Block)
+    other = torch.nextafter(X, torch.full_like(X, math.inf))
+    found = compare(run(model), run(model, other))
+    assert found.verdict == "stored"
+    assert "input x: it differs by a rounding" in found.not_compared
