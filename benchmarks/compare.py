@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -198,12 +197,13 @@ MODELS: dict[str, Callable[[], Built]] = {
 
 
 def _fill(model: nn.Module) -> None:
-    """The same parameters in every version, whose initialization may differ: drawn with the name as seed."""
+    """The same parameters in every version, which may initialize and name them differently: drawn by their order."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        for number, (name, parameter) in enumerate(model.named_parameters()):
+            generator = torch.Generator().manual_seed(number)
             is_gain = parameter.dim() < 2 and name.endswith("weight")
-            whole = torch.randint(-1000, 1000, parameter.shape, generator=generator)  # vector units draw other normal numbers
+            # Whole numbers: normal ones differ in the last bit between processors.
+            whole = torch.randint(-1000, 1000, parameter.shape, generator=generator)
             parameter.copy_(whole / 8192 + float(is_gain))
 
 

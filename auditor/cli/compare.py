@@ -101,7 +101,9 @@ class Compare(Verb):
 
         files = self.first, self.second
         with tempfile.TemporaryDirectory(prefix=folder.OWN) as scratch:
-            paths = [self._recorded(file, Path(scratch, f"{side}.json")) for side, file in zip("ab", files, strict=True)]
+            paths = [
+                self._recorded(file, Path(scratch, f"{side}.json")) for side, file in zip("ab", files, strict=True)
+            ]
             if None in paths:
                 return 2
             a, b = (recording.read(path) for path in paths if path is not None)
@@ -129,6 +131,17 @@ class Compare(Verb):
         options |= {"--seed": str(self.seed), "--timeout": str(self.timeout) if self.timeout else None}
         given_flags = ["--gradients"] * self.gradients
         words = [word for flag, value in options.items() if value is not None for word in (flag, value)]
-        command = [sys.executable, "-m", "auditor", "record", given, "--out", str(scratch), "--quiet", *given_flags, *words]
+        command = [
+            sys.executable,
+            "-m",
+            "auditor",
+            "record",
+            given,
+            "--out",
+            str(scratch),
+            "--quiet",
+            *given_flags,
+            *words,
+        ]
         done = subprocess.run(command, stdout=subprocess.DEVNULL)
         return scratch if done.returncode == 0 else None

@@ -87,44 +87,51 @@ def compare(a: Recording, b: Recording) -> Comparison:
     """
     not_compared = _check_inputs(a, b)
     pairs, lone = pair_outputs(a, b)
-    not_compared += lone
-    not_compared += _notes(a, b)
+    not_compared += lone + _notes(a, b)
     names = [(x.value, y.value) for x, y in pairs]
-    found = _part(a, b, names)
-    common = {
-        "a": a,
-        "b": b,
-        "outputs": tuple(_compare_output(a, b, x, y, found.apart) for x, y in pairs),
-        "flips": tuple(_flips("A", a) + _flips("B", b)),
-    }
-    if found.sides is not None:
-        places = places_of(*found.sides)
-        read: tuple[tuple[Value, ...], tuple[Value, ...]] = ((), ())
-        first = places[0] if places else None
-        if first is not None and first.a is not None and first.b is not None:
-            ours, theirs = differing_inputs(first, *found.sides)
-            read = tuple(ours), tuple(theirs)
-        matched = len(found.sides[0].matches.equal)
-        notes = (*not_compared, "rounding, since the functions differ")
-        return Comparison(
-            verdict="differ", places=tuple(places), read=read, matched=matched, not_compared=notes, **common
-        )
-    ours, theirs = match(a, b, LOOSE if found.is_stored else STRICT)
+    parting = _part(a, b, names)
+    common = Comparison(
+        a,
+        b,
+        "equal",
+        tuple(_compare_output(a, b, x, y, parting.apart) for x, y in pairs),
+        flips=tuple(_flips("A", a) + _flips("B", b)),
+    )
+    if parting.sides is not None:
+        return _differing(common, parting.sides, not_compared)
+    ours, theirs = match(a, b, LOOSE if parting.is_stored else STRICT)
     roundings = tuple(find_roundings(a, b, ours, theirs))
-    changes, note = compare_gradients(a, b, ours, names, found.is_stored, bool(lone))
-    verdict: Verdict = "stored" if found.is_stored else "equal"
+    changes, note = compare_gradients(a, b, ours, names, parting.is_stored, bool(lone))
+    verdict: Verdict = "stored" if parting.is_stored else "equal"
     if changes:
         verdict = "gradients"
     elif roundings:
         verdict = "rounding"
-    return Comparison(
+    return replace(
+        common,
         verdict=verdict,
-        stored=tuple(_stored(a, b, ours, theirs)) if found.is_stored else (),
+        stored=tuple(_stored(a, b, ours, theirs)) if parting.is_stored else (),
         roundings=roundings,
         gradients=tuple(changes),
         matched=len(ours.equal),
         not_compared=tuple(not_compared + ([note] if note else [])),
-        **common,
+    )
+
+
+def _differing(common: Comparison, sides: tuple[Side, Side], not_compared: list[str]) -> Comparison:
+    """The comparison of runs that compute different functions."""
+    places = places_of(*sides)
+    read: tuple[tuple[Value, ...], tuple[Value, ...]] = ((), ())
+    if places and places[0].a is not None and places[0].b is not None:
+        ours, theirs = differing_inputs(places[0], *sides)
+        read = tuple(ours), tuple(theirs)
+    return replace(
+        common,
+        verdict="differ",
+        places=tuple(places),
+        read=read,
+        matched=len(sides[0].matches.equal),
+        not_compared=(*not_compared, "rounding, since the functions differ"),
     )
 
 
@@ -242,9 +249,7 @@ def pair_outputs(a: Recording, b: Recording) -> tuple[list[tuple[Output, Output]
     return pairs, lone
 
 
-def _compare_output(
-    a: Recording, b: Recording, x: Output, y: Output, apart: Iterable[tuple[str, str]]
-) -> OutputPair:
+def _compare_output(a: Recording, b: Recording, x: Output, y: Output, apart: Iterable[tuple[str, str]]) -> OutputPair:
     value_a, value_b = a.values[x.value], b.values[y.value]
     prints = value_a.prints[0], value_b.prints[0]
     return OutputPair(
@@ -280,9 +285,7 @@ def _flips(side: str, recording: Recording) -> list[Flip]:
     return sorted(found, key=lambda flip: -flip.share)
 
 
-def _stored(
-    a: Recording, b: Recording, ours: Matches, theirs: Matches
-) -> Iterable[tuple[Value | None, Value | None]]:
+def _stored(a: Recording, b: Recording, ours: Matches, theirs: Matches) -> Iterable[tuple[Value | None, Value | None]]:
     """Stored tensors that differ by rounding, or have no counterpart."""
     for value in a.values.values():
         if not (value.is_stored or value.kind == "input"):
@@ -294,4 +297,3 @@ def _stored(
     for value in b.values.values():
         if value.is_stored and theirs.best(value.name) is None:
             yield None, value
-

@@ -97,12 +97,12 @@ def _described(x: Value, y: Value) -> str:
     return f"root mean square {ours:.3g} in A, {theirs:.3g} in B"
 
 
-def _last_difference(
-    a: Recording, b: Recording, ours: Matches, scale: float
-) -> tuple[Value | None, Value | None]:
+def _last_difference(a: Recording, b: Recording, ours: Matches, scale: float) -> tuple[Value | None, Value | None]:
     """Where gradients part, backwards from the outputs: the last equal value whose gradients differ although those of
     all its readers are equal. Returns an operation of A and one of B that read the value."""
-    unequal = {name for name in ours.equal if not any(_equal(a.values[name], y, scale) for y in _partners(b, ours, name))}
+    unequal = {
+        name for name in ours.equal if not any(_equal(a.values[name], y, scale) for y in _partners(b, ours, name))
+    }
     readers_a, readers_b = _readers(a), _readers(b)
     for name in reversed(a.values):
         readers = readers_a.get(name, [])

@@ -39,10 +39,11 @@ class Side:
     def positions(self) -> Mapping[str, int]:
         """{value: its place in the order of execution}; a stored tensor is at its first reader."""
         order = {name: index for index, name in enumerate(self.recording.values)}
-        return {
-            name: order[name] if value.kind == "operation" else min(map(order.get, self.readers.get(name, [name])))  # type: ignore[type-var, arg-type]
-            for name, value in self.recording.values.items()
-        }
+        result = dict[str, int]()
+        for name, value in self.recording.values.items():
+            readers = [name] if value.kind == "operation" else self.readers.get(name, [name])
+            result[name] = min(order[reader] for reader in readers)
+        return result
 
     @cached_property
     def active(self) -> Collection[str]:
@@ -71,15 +72,25 @@ class Place:
 
     @property
     def differing_literals(self) -> dict[str, tuple[str | None, str | None]]:
-        """{argument: (A's value, B's)} of arguments that are not tensors and differ."""
+        """{argument: (A's value, B's)} of arguments that are not tensors and differ; of two different operations, only
+        numbers with a point."""
         ours = self.a.literals if self.a is not None else {}
         theirs = self.b.literals if self.b is not None else {}
+        if self.a is None or self.b is None or self.a.packet != self.b.packet:
+            ours = {key: value for key, value in ours.items() if _is_fraction(value)}
+            theirs = {key: value for key, value in theirs.items() if _is_fraction(value)}
         return {key: (ours.get(key), theirs.get(key)) for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)}
 
 
-def locate(
-    a: Recording, b: Recording, outputs: Iterable[tuple[str, str]], close: Closeness
-) -> tuple[Side, Side]:
+def _is_fraction(text: str) -> bool:
+    """Whether a text is a number with a point or an exponent."""
+    try:
+        return not float(text).is_integer() or not text.lstrip("-").isdigit()
+    except (ValueError, OverflowError):
+        return False
+
+
+def locate(a: Recording, b: Recording, outputs: Iterable[tuple[str, str]], close: Closeness) -> tuple[Side, Side]:
     """Walk back from pairs of outputs that differ, on both sides, to the first values that differ."""
     ends_a, ends_b = zip(*outputs, strict=True)
     ours, theirs = match(a, b, close)

@@ -16,6 +16,7 @@ from .rounding import Rounding
 SHOWN = 8
 """Maximum number of entries of a list on a terminal."""
 
+
 def headline(found: Comparison) -> str:
     """The verdict in one sentence."""
     match found.verdict:
@@ -111,7 +112,9 @@ def _side(side: str, value: Value | None, place: Place, index: int) -> Item:
     if value is None:
         return Item(f"  {side} has no such operation")
     literals = [f"{name} = {pair[index]}" for name, pair in place.differing_literals.items() if pair[index] is not None]
-    return Item(f"  {side} {_named(value)}", (*_details(value), *([f"differs: {', '.join(literals)}"] if literals else [])))
+    return Item(
+        f"  {side} {_named(value)}", (*_details(value), *([f"differs: {', '.join(literals)}"] if literals else []))
+    )
 
 
 def _details(value: Value) -> tuple[str, ...]:
@@ -196,7 +199,9 @@ def _environment(a: Recording, b: Recording) -> list[str]:
     """What differs between the environments of the runs, in sentences."""
     names = [*dict.fromkeys((*a.environment, *b.environment))]
     differing = [name for name in names if a.environment.get(name) != b.environment.get(name)]
-    lines = [f"{name}: {a.environment.get(name, 'none')} in A, {b.environment.get(name, 'none')} in B" for name in differing]
+    lines = [
+        f"{name}: {a.environment.get(name, 'none')} in A, {b.environment.get(name, 'none')} in B" for name in differing
+    ]
     return lines or [f"same environment: torch {a.environment['torch']}, {a.environment['device']}"]
 
 

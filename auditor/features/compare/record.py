@@ -243,7 +243,8 @@ class _Measured:
                 self.flips[n.name] = flips
         for index, x in enumerate(tensors):
             if x.requires_grad:
-                x.register_hook(partial(self._note_gradient, n.name, index, x.detach()))
+                listen = partial(self._note_gradient, n.name, index, x.detach())
+                x.register_hook(listen)  # type: ignore[no-untyped-call]
 
     def _note_prints(self, n: fx.Node, tensors: Sequence[torch.Tensor]) -> None:
         """Fingerprint a result; a view has the sums of what it views."""
@@ -278,16 +279,16 @@ class _Measured:
             return
         source = self._viewed(n)
         if source is not None and own[0].dtype is self._dtypes.get(source) and source in self.errors:
-            for found in (self.errors, self.slack, self.order_slack):
-                found[n.name] = found.get(source, 0.0)
+            for known in (self.errors, self.slack, self.order_slack):
+                known[n.name] = known.get(source, 0.0)
         else:
-            found = [deviation(x, y, print) for x, y, print in zip(own, tensors, self.prints[n.name], strict=True)]
-            error = max(one.error for one in found)
+            deviations = list(map(deviation, own, tensors, self.prints[n.name]))
+            error = max(one.error for one in deviations)
             self.errors[n.name] = error
             if unit and math.isfinite(error):
                 scale = max(self.run.stored_unit, UNIT) / unit
-                self.slack[n.name] = scale * max(found[0].sums, 2 * error / root)
-                self.order_slack[n.name] = scale * max(found[0].order, error)
+                self.slack[n.name] = scale * max(deviations[0].sums, 2 * error / root)
+                self.order_slack[n.name] = scale * max(deviations[0].order, error)
         self._dtypes[n.name] = own[0].dtype
 
     def _note_gradient(self, name: str, index: int, x: torch.Tensor, gradient: torch.Tensor) -> None:

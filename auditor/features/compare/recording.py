@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +49,13 @@ class Value:
     source: str | None = None
     code: str | None = None
     called_from: str | None = None
-    literals: Mapping[str, str] = None  # type: ignore[assignment]
+    literals: Mapping[str, str] = field(default_factory=dict)
     error: float = 0.0
     flips: float = 0.0
     slack: float = 0.0
     order_slack: float = 0.0
     wide: bool = True
     trainable: bool = False
-
-    def __post_init__(self) -> None:
-        if self.literals is None:
-            object.__setattr__(self, "literals", {})
 
     @property
     def is_stored(self) -> bool:
@@ -124,7 +120,7 @@ class Recording:
 
     target: str
     environment: Mapping[str, str]
-    values: Mapping[str, Value]
+    values: dict[str, Value]
     outputs: tuple[Output, ...]
     batches: int = 1
     not_compared: tuple[str, ...] = ()
@@ -155,7 +151,14 @@ def to_json(recording: Recording) -> str:
 
 _PLACE = ("owner", "source", "code", "called_from")
 _PRINTS = ("prints", "live", "inner", "gradients")
-_DEFAULTS: dict[str, Any] = {"error": 0.0, "flips": 0.0, "slack": 0.0, "order_slack": 0.0, "wide": True, "trainable": False}
+_DEFAULTS: dict[str, Any] = {
+    "error": 0.0,
+    "flips": 0.0,
+    "slack": 0.0,
+    "order_slack": 0.0,
+    "wide": True,
+    "trainable": False,
+}
 
 
 def _row_of(value: Value, places: dict[tuple[Any, ...], int]) -> dict[str, Any]:
@@ -211,6 +214,4 @@ def _of_data(data: dict[str, Any]) -> Recording:
             raise ValueError("an error is NaN")
         values[value.name] = value
     outputs = tuple(Output(o["name"], o["value"], tuple(o["wide"]), tuple(o["run"])) for o in data["outputs"])
-    return Recording(
-        data["target"], data["environment"], values, outputs, data["batches"], tuple(data["not_compared"])
-    )
+    return Recording(data["target"], data["environment"], values, outputs, data["batches"], tuple(data["not_compared"]))

@@ -123,7 +123,9 @@ class InDouble(Semantics):
     def _widest(self, n: fx.Node, args: Any, kwargs: Any) -> Any:
         refused: Exception | None = None
         for dtype in _NARROWER:
-            own_args, own_kwargs = pytree.tree_map(lambda value, dtype=dtype: _argument_in(value, dtype), (args, kwargs))
+            own_args, own_kwargs = pytree.tree_map(
+                lambda value, dtype=dtype: _argument_in(value, dtype), (args, kwargs)
+            )
             try:
                 result = self._call(n, own_args, own_kwargs)
             except (RuntimeError, NotImplementedError) as error:

@@ -87,23 +87,74 @@ BUGS = (
     bug("graph", "mean = total / degree(graph, graphs).clamp(min=1)[:, None]", "mean = total"),
     # A port with one bug.
     bug("detection_port", "self.var + 1e-3", "self.var + 1e-4", "self.norm(x)"),
-    bug("detection_port", "F.max_pool2d(x, 9, stride=1, padding=4)", "F.max_pool2d(x, 7, stride=1, padding=3)", "two ="),
-    bug("detection_port", "xs = torch.arange(w).repeat(h) * stride + stride / 2", "xs = torch.arange(w).repeat(h) * stride", "columns"),
-    bug("detection_port", "half = 2.0 * torch.exp(extent.clamp(max=4.0))", "half = 2.0 * torch.exp(extent.clamp(max=4.0) * 1.01)", "size ="),
+    bug(
+        "detection_port", "F.max_pool2d(x, 9, stride=1, padding=4)", "F.max_pool2d(x, 7, stride=1, padding=3)", "two ="
+    ),
+    bug(
+        "detection_port",
+        "xs = torch.arange(w).repeat(h) * stride + stride / 2",
+        "xs = torch.arange(w).repeat(h) * stride",
+        "columns",
+    ),
+    bug(
+        "detection_port",
+        "half = 2.0 * torch.exp(extent.clamp(max=4.0))",
+        "half = 2.0 * torch.exp(extent.clamp(max=4.0) * 1.01)",
+        "size =",
+    ),
     bug("speech_port", "variance + 1e-5", "variance + 1e-6", "self.norm(x)"),
     bug("speech_port", ".qkv(x).chunk(3, dim=-1)\n", ".qkv(x).roll(1, -1).chunk(3, dim=-1)\n", "q, k, v ="),
     bug("speech_port", "F.pad(audio, (1, 0))[:, :-1]", "F.pad(audio, (2, 0))[:, :-2]", "emphasized"),
     bug("speech_port", "y = value * gate.sigmoid()", "y = gate * value.sigmoid()", "F.glu"),
     bug("diffusion_port", "unbiased=False", "unbiased=True", "self.norm1(x)"),
-    bug("diffusion_port", "film[:, None, None, :half], film[:, None, None, half:]", "film[:, None, None, half:], film[:, None, None, :half]", "scale, shift =", "norm2(h)"),
-    bug("diffusion_port", "reshape(n, h * w, self.heads, 3, c // self.heads)\n        q, k, v = qkv.permute(3, 0, 2, 1, 4)", "reshape(n, h * w, 3, self.heads, c // self.heads)\n        q, k, v = qkv.permute(2, 0, 3, 1, 4)", "q, k, v =", "einsum"),
+    bug(
+        "diffusion_port",
+        "film[:, None, None, :half], film[:, None, None, half:]",
+        "film[:, None, None, half:], film[:, None, None, :half]",
+        "scale, shift =",
+        "norm2(h)",
+    ),
+    bug(
+        "diffusion_port",
+        "reshape(n, h * w, self.heads, 3, c // self.heads)\n        q, k, v = qkv.permute(3, 0, 2, 1, 4)",
+        "reshape(n, h * w, 3, self.heads, c // self.heads)\n        q, k, v = qkv.permute(2, 0, 3, 1, 4)",
+        "q, k, v =",
+        "einsum",
+    ),
     bug("recurrent_port", "i, f, g, o = gates", "i, g, f, o = gates", "self.encoder(x)"),
     bug("recurrent_port", "n = torch.tanh(n_in + r * n_own)", "n = torch.tanh(r * (n_in + n_own))", "self.cell("),
     bug("recurrent_port", "return n + z * (h - n)", "return h + z * (n - h)", "self.cell("),
-    bug("experts_port", "share = torch.softmax(logits.masked_fill(~keep, -torch.inf), dim=-1)", "share = torch.softmax(logits, dim=-1) * keep", "weights = weights /"),
-    bug("experts_port", "late = torch.arange(t)[None] > torch.arange(t)[:, None]", "late = torch.arange(t)[None] >= torch.arange(t)[:, None] + 2", ".triu(1)", "(scores + mask)"),
-    bug("graph_port", "looped = adjacency + torch.eye(len(x))", "looped = adjacency + 2 * torch.eye(len(x))", "inverse", "loops", "degree", "torch.zeros(nodes)"),
-    bug("graph_port", "shares = torch.softmax(logits, dim=1)", "shares = torch.softmax(logits, dim=0)", "powers", "shares", "largest", "total"),
+    bug(
+        "experts_port",
+        "share = torch.softmax(logits.masked_fill(~keep, -torch.inf), dim=-1)",
+        "share = torch.softmax(logits, dim=-1) * keep",
+        "weights = weights /",
+    ),
+    bug(
+        "experts_port",
+        "late = torch.arange(t)[None] > torch.arange(t)[:, None]",
+        "late = torch.arange(t)[None] >= torch.arange(t)[:, None] + 2",
+        ".triu(1)",
+        "(scores + mask)",
+    ),
+    bug(
+        "graph_port",
+        "looped = adjacency + torch.eye(len(x))",
+        "looped = adjacency + 2 * torch.eye(len(x))",
+        "inverse",
+        "loops",
+        "degree",
+        "torch.zeros(nodes)",
+    ),
+    bug(
+        "graph_port",
+        "shares = torch.softmax(logits, dim=1)",
+        "shares = torch.softmax(logits, dim=0)",
+        "powers",
+        "shares",
+        "largest",
+        "total",
+    ),
 )
 
 CLEAN = (
@@ -112,59 +163,183 @@ CLEAN = (
     # The same function, written in another way.
     Change("detection", "return F.silu(x)", "return x * torch.sigmoid(x)"),
     Change("detection", "(images - 0.45) / 0.225", "images / 0.225 - 2.0"),
-    Change("detection", "joined = torch.cat([x, one, two, three], 1)\n        return self.pool(joined)", "parts = zip([x, one, two, three], self.pool.weight.chunk(4, 1))\n        return sum(F.conv2d(part, weight) for part, weight in parts) + self.pool.bias[:, None, None]"),
+    Change(
+        "detection",
+        "joined = torch.cat([x, one, two, three], 1)\n        return self.pool(joined)",
+        "parts = zip([x, one, two, three], self.pool.weight.chunk(4, 1))\n        return sum(F.conv2d(part, weight) for part, weight in parts) + self.pool.bias[:, None, None]",
+    ),
     Change("detection", "logits.sigmoid()", "1 / (1 + torch.exp(-logits))"),
-    Change("detection", "middle = centers + shift\n        low = middle - size / 2\n        high = middle + size / 2", "low = centers - 0.5 * size + shift\n        high = low + size"),
-    Change("detection", "best.topk(10)", "best.sort(1, descending=True)\n        top, places = top[:, :10], places[:, :10]"),
-    Change("detection", "images = (images", "images = images.contiguous(memory_format=torch.channels_last)\n        images = (images"),
+    Change(
+        "detection",
+        "middle = centers + shift\n        low = middle - size / 2\n        high = middle + size / 2",
+        "low = centers - 0.5 * size + shift\n        high = low + size",
+    ),
+    Change(
+        "detection", "best.topk(10)", "best.sort(1, descending=True)\n        top, places = top[:, :10], places[:, :10]"
+    ),
+    Change(
+        "detection",
+        "images = (images",
+        "images = images.contiguous(memory_format=torch.channels_last)\n        images = (images",
+    ),
     Change("speech", ".abs().square()", ".pow(2).abs()"),
     Change("speech", "torch.log(mel + 1e-6)", "torch.log10(mel + 1e-6) * math.log(10)"),
-    Change("speech", "scores = q @ k.transpose(-1, -2)\n        scores = scores / math.sqrt(q.shape[-1])", "scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)"),
+    Change(
+        "speech",
+        "scores = q @ k.transpose(-1, -2)\n        scores = scores / math.sqrt(q.shape[-1])",
+        "scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)",
+    ),
     Change("speech", 'float("-inf")', "-1e30"),
     Change("speech", "x = F.glu(x, -1)", "left, right = x.chunk(2, -1)\n        x = left * right.sigmoid()"),
-    Change("speech", "logits.log_softmax(-1) * mask[..., None]", "torch.where(mask[..., None], logits.softmax(-1).log(), 0.0)"),
+    Change(
+        "speech",
+        "logits.log_softmax(-1) * mask[..., None]",
+        "torch.where(mask[..., None], logits.softmax(-1).log(), 0.0)",
+    ),
     Change("speech", "mel.std(1, keepdim=True)", "mel.var(1, keepdim=True).sqrt()"),
-    Change("speech", "for block in self.blocks:", "x = x.masked_fill(~mask[..., None], 7.0)\n        for block in self.blocks:"),
-    Change("diffusion", "self.norm2(h) * (1 + scale) + shift", "torch.addcmul(self.norm2(h) + shift, self.norm2(h), scale)"),
-    Change("diffusion", "torch.exp(-math.log(10000) * torch.arange(half) / half)", "10000 ** (-torch.arange(half) / half)"),
+    Change(
+        "speech",
+        "for block in self.blocks:",
+        "x = x.masked_fill(~mask[..., None], 7.0)\n        for block in self.blocks:",
+    ),
+    Change(
+        "diffusion", "self.norm2(h) * (1 + scale) + shift", "torch.addcmul(self.norm2(h) + shift, self.norm2(h), scale)"
+    ),
+    Change(
+        "diffusion", "torch.exp(-math.log(10000) * torch.arange(half) / half)", "10000 ** (-torch.arange(half) / half)"
+    ),
     Change("diffusion", 'torch.einsum("bct,bcs->bts", q * scale, k * scale)', "((q * scale).mT @ (k * scale))"),
-    Change("diffusion", 'F.interpolate(h, scale_factor=2, mode="nearest")', "h.repeat_interleave(2, 2).repeat_interleave(2, 3)"),
-    Change("diffusion", "clean.clamp(-3, 3)", "torch.maximum(torch.minimum(clean, torch.tensor(3.0)), torch.tensor(-3.0))"),
+    Change(
+        "diffusion",
+        'F.interpolate(h, scale_factor=2, mode="nearest")',
+        "h.repeat_interleave(2, 2).repeat_interleave(2, 3)",
+    ),
+    Change(
+        "diffusion", "clean.clamp(-3, 3)", "torch.maximum(torch.minimum(clean, torch.tensor(3.0)), torch.tensor(-3.0))"
+    ),
     Change("diffusion", "emb = emb + self.label(label)", "emb = emb + F.one_hot(label, 4).float() @ self.label.weight"),
     Change("diffusion", "return self.skip(x) + h", "return torch.stack([self.skip(x), h]).sum(0)"),
-    Change("diffusion", "h = self.conv1(F.silu(self.norm1(x)))", "h = F.silu(self.norm1(x.clone()))\n        h = torch.cat([self.conv1(one[None]) for one in h])"),
-    Change("recurrent", "keep * torch.relu(self.change(x)) + (1 - keep) * x", "x + keep * (torch.relu(self.change(x)) - x)"),
+    Change(
+        "diffusion",
+        "h = self.conv1(F.silu(self.norm1(x)))",
+        "h = F.silu(self.norm1(x.clone()))\n        h = torch.cat([self.conv1(one[None]) for one in h])",
+    ),
+    Change(
+        "recurrent", "keep * torch.relu(self.change(x)) + (1 - keep) * x", "x + keep * (torch.relu(self.change(x)) - x)"
+    ),
     Change("recurrent", "torch.cat([last[-2], last[-1]], -1)", "last[-2:].transpose(0, 1).flatten(1)"),
-    Change("recurrent", "(memory @ self.score(state)[..., None])[..., 0]", "(memory * self.score(state)[:, None]).sum(-1)"),
+    Change(
+        "recurrent", "(memory @ self.score(state)[..., None])[..., 0]", "(memory * self.score(state)[:, None]).sum(-1)"
+    ),
     Change("recurrent", "scores.masked_fill(mask, -1e9)", "scores + torch.zeros(scores.shape).masked_fill(mask, -1e9)"),
-    Change("recurrent", "F.softmax(scores, dim=1)", "(scores - scores.amax(1, keepdim=True)).exp()\n        weights = weights / weights.sum(1, keepdim=True)"),
-    Change("recurrent", "self.embed(tokens))", "F.embedding(tokens.flatten(), self.embed.weight, 0).view(*tokens.shape, -1))"),
-    Change("recurrent", "state = self.cell(torch.cat([fed, context], -1), state)", "given = torch.cat([context, fed], -1)\n            weight = torch.cat([self.cell.weight_ih[:, 24:], self.cell.weight_ih[:, :24]], 1)\n            state = torch.gru_cell(given, state, weight, self.cell.weight_hh, self.cell.bias_ih, self.cell.bias_hh)"),
+    Change(
+        "recurrent",
+        "F.softmax(scores, dim=1)",
+        "(scores - scores.amax(1, keepdim=True)).exp()\n        weights = weights / weights.sum(1, keepdim=True)",
+    ),
+    Change(
+        "recurrent",
+        "self.embed(tokens))",
+        "F.embedding(tokens.flatten(), self.embed.weight, 0).view(*tokens.shape, -1))",
+    ),
+    Change(
+        "recurrent",
+        "state = self.cell(torch.cat([fed, context], -1), state)",
+        "given = torch.cat([context, fed], -1)\n            weight = torch.cat([self.cell.weight_ih[:, 24:], self.cell.weight_ih[:, :24]], 1)\n            state = torch.gru_cell(given, state, weight, self.cell.weight_hh, self.cell.bias_ih, self.cell.bias_hh)",
+    ),
     Change("recurrent", "torch.stack(tags, 1)", "torch.cat([one[:, None] for one in tags], 1)"),
-    Change("experts", "x.float().pow(2).mean(-1, keepdim=True)", "x.float().norm(dim=-1, keepdim=True).square() / x.shape[-1]"),
-    Change("experts", "torch.rsqrt(square + self.eps)\n        return x * self.weight", "torch.rsqrt(square + self.eps) * self.weight\n        return x"),
+    Change(
+        "experts",
+        "x.float().pow(2).mean(-1, keepdim=True)",
+        "x.float().norm(dim=-1, keepdim=True).square() / x.shape[-1]",
+    ),
+    Change(
+        "experts",
+        "torch.rsqrt(square + self.eps)\n        return x * self.weight",
+        "torch.rsqrt(square + self.eps) * self.weight\n        return x",
+    ),
     Change("experts", "k.repeat_interleave(self.heads // self.groups, 1)", "k[:, [0, 0, 1, 1]]"),
-    Change("experts", "y = (weights @ v).transpose(1, 2).reshape(n, t, -1)\n        return self.o(y)", "y = weights @ v\n        return sum(F.linear(y[:, i], w) for i, w in enumerate(self.o.weight.chunk(self.heads, 1)))"),
-    Change("experts", "probabilities = self.router(flat).softmax(-1)\n        weights, chosen = probabilities.topk(self.best, -1)\n        weights = weights / weights.sum(-1, keepdim=True)", "weights, chosen = self.router(flat).topk(self.best, -1)\n        weights = weights.softmax(-1)"),
-    Change("experts", "self.w2(F.silu(self.w1(x)) * self.w3(x))", "F.linear(F.silu(self.w1(x)) * self.w3(x), self.w2.weight)"),
+    Change(
+        "experts",
+        "y = (weights @ v).transpose(1, 2).reshape(n, t, -1)\n        return self.o(y)",
+        "y = weights @ v\n        return sum(F.linear(y[:, i], w) for i, w in enumerate(self.o.weight.chunk(self.heads, 1)))",
+    ),
+    Change(
+        "experts",
+        "probabilities = self.router(flat).softmax(-1)\n        weights, chosen = probabilities.topk(self.best, -1)\n        weights = weights / weights.sum(-1, keepdim=True)",
+        "weights, chosen = self.router(flat).topk(self.best, -1)\n        weights = weights.softmax(-1)",
+    ),
+    Change(
+        "experts",
+        "self.w2(F.silu(self.w1(x)) * self.w3(x))",
+        "F.linear(F.silu(self.w1(x)) * self.w3(x), self.w2.weight)",
+    ),
     Change("experts", "angles = torch.cat([angles, angles], -1)", "angles = angles.repeat(1, 2)"),
-    Change("experts", 'torch.full((t, t), float("-inf")).triu(1)', 'torch.zeros(t, t).masked_fill(~torch.ones(t, t).tril().bool(), float("-inf"))'),
+    Change(
+        "experts",
+        'torch.full((t, t), float("-inf")).triu(1)',
+        'torch.zeros(t, t).masked_fill(~torch.ones(t, t).tril().bool(), float("-inf"))',
+    ),
     Change("graph", "degree(target, len(x)).pow(-0.5)", "1 / torch.bincount(target, minlength=len(x)).sqrt()"),
-    Change("graph", "source = torch.cat([edges[0], loops])\n        target = torch.cat([edges[1], loops])", "source = torch.cat([loops, edges[0]])\n        target = torch.cat([loops, edges[1]])"),
-    Change("graph", "messages = self.linear(x)[source] * weight[:, None]\n        return torch.zeros_like(x).index_add(0, target, messages) + self.bias", "messages = x[source] * weight[:, None]\n        return self.linear(torch.zeros_like(x).index_add(0, target, messages)) + self.bias"),
+    Change(
+        "graph",
+        "source = torch.cat([edges[0], loops])\n        target = torch.cat([edges[1], loops])",
+        "source = torch.cat([loops, edges[0]])\n        target = torch.cat([loops, edges[1]])",
+    ),
+    Change(
+        "graph",
+        "messages = self.linear(x)[source] * weight[:, None]\n        return torch.zeros_like(x).index_add(0, target, messages) + self.bias",
+        "messages = x[source] * weight[:, None]\n        return self.linear(torch.zeros_like(x).index_add(0, target, messages)) + self.bias",
+    ),
     Change("graph", "powers = (logits - largest[target]).exp()", "powers = logits.exp()"),
     Change("graph", ".norm(dim=-1)", ".square().sum(-1).sqrt()"),
-    Change("graph", "x = self.norm(x + h)\n        return x + self.weight * self.mlp(x)", "x = self.norm(h + x)\n        return x.addcmul(self.mlp(x), self.weight)"),
-    Change("graph", "total = torch.zeros(graphs, h.shape[1]).index_add(0, graph, h)", "total = F.one_hot(graph, graphs).float().T @ h"),
-    Change("graph", "self.head(torch.cat([mean, largest], -1))", "F.softplus(F.linear(torch.cat([mean, largest], -1), self.head[0].weight, self.head[0].bias))"
-           " @ self.head[2].weight.T + self.head[2].bias"),
+    Change(
+        "graph",
+        "x = self.norm(x + h)\n        return x + self.weight * self.mlp(x)",
+        "x = self.norm(h + x)\n        return x.addcmul(self.mlp(x), self.weight)",
+    ),
+    Change(
+        "graph",
+        "total = torch.zeros(graphs, h.shape[1]).index_add(0, graph, h)",
+        "total = F.one_hot(graph, graphs).float().T @ h",
+    ),
+    Change(
+        "graph",
+        "self.head(torch.cat([mean, largest], -1))",
+        "F.softplus(F.linear(torch.cat([mean, largest], -1), self.head[0].weight, self.head[0].bias))"
+        " @ self.head[2].weight.T + self.head[2].bias",
+    ),
     Change("graph", "shares = powers / (total[target] + 1e-16)", "shares = powers * (1 / total)[target]"),
-    Change("graph", "joined = h[source] + h[target] + self.edge(features)", "joined = self.linear(x[source] + x[target]) + self.edge(features)"),
-    Change("diffusion", "noise = self.leave(F.silu(self.norm(h)))", "noise = self.leave(F.silu(self.norm(h.flatten(2)).view_as(h)))"),
-    Change("diffusion", "clean = (x - (1 - alpha).sqrt() * noise) / alpha.sqrt()", "clean = x * alpha.rsqrt() - (1 / alpha - 1).sqrt() * noise"),
-    Change("experts", "x = x + self.attention(self.norm1(x), cos, sin, mask)", "y = torch.cat([self.norm1(one[None]) for one in x])\n        x = x + self.attention(y, cos, sin, mask)"),
-    Change("detection", "c3 = self.stage3(self.stem(images))", "c3 = torch.cat([self.stage3(self.stem(one)) for one in images.split(1)])"),
-    Change("speech", "hidden = F.silu(self.inner(self.norm(x)))\n        return self.out(hidden)", "order = torch.arange(self.inner.out_features).flip(0)\n        hidden = F.silu(F.linear(self.norm(x), self.inner.weight[order], self.inner.bias[order]))\n        return F.linear(hidden, self.out.weight[:, order], self.out.bias)"),
+    Change(
+        "graph",
+        "joined = h[source] + h[target] + self.edge(features)",
+        "joined = self.linear(x[source] + x[target]) + self.edge(features)",
+    ),
+    Change(
+        "diffusion",
+        "noise = self.leave(F.silu(self.norm(h)))",
+        "noise = self.leave(F.silu(self.norm(h.flatten(2)).view_as(h)))",
+    ),
+    Change(
+        "diffusion",
+        "clean = (x - (1 - alpha).sqrt() * noise) / alpha.sqrt()",
+        "clean = x * alpha.rsqrt() - (1 / alpha - 1).sqrt() * noise",
+    ),
+    Change(
+        "experts",
+        "x = x + self.attention(self.norm1(x), cos, sin, mask)",
+        "y = torch.cat([self.norm1(one[None]) for one in x])\n        x = x + self.attention(y, cos, sin, mask)",
+    ),
+    Change(
+        "detection",
+        "c3 = self.stage3(self.stem(images))",
+        "c3 = torch.cat([self.stage3(self.stem(one)) for one in images.split(1)])",
+    ),
+    Change(
+        "speech",
+        "hidden = F.silu(self.inner(self.norm(x)))\n        return self.out(hidden)",
+        "order = torch.arange(self.inner.out_features).flip(0)\n        hidden = F.silu(F.linear(self.norm(x), self.inner.weight[order], self.inner.bias[order]))\n        return F.linear(hidden, self.out.weight[:, order], self.out.bias)",
+    ),
 )
 
 
@@ -204,7 +379,9 @@ def compared(change: Change, folder: Path) -> Comparison:
     text = (MODELS / f"{change.file}.py").read_text(encoding="utf-8")
     assert change.old in text, change
     changed = import_text(change.file, text.replace(change.old, change.new, 1), folder)
-    model = changed.build({key: x.clone() for key, x in state.items()}) if change.file != change.model else changed.build()
+    model = (
+        changed.build({key: x.clone() for key, x in state.items()}) if change.file != change.model else changed.build()
+    )
     return compare(recording, record(model, module.inputs()))
 
 

@@ -447,7 +447,8 @@ def test_page_and_data() -> None:
 
 def test_inputs_that_differ_by_a_rounding_are_accepted() -> None:
     model = seeded(Block)
-    other = torch.nextafter(X, torch.full_like(X, math.inf))
+    up = torch.arange(X.numel()).view(X.shape) % 7 < 3
+    other = torch.nextafter(X, torch.where(up, math.inf, -math.inf))
     found = compare(run(model), run(model, other))
     assert found.verdict == "stored"
     assert "input x: it differs by a rounding" in found.not_compared

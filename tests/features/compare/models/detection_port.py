@@ -69,7 +69,7 @@ class Port(nn.Module):
         grown = F.interpolate(high, size=size, mode="bilinear", align_corners=False)
         fused = grown + self.side3(low)
         found, certain = [], []
-        for level, factor, stride in zip((fused, high), self.factors.unbind(), (4.0, 8.0)):
+        for level, factor, stride in zip((fused, high), self.factors.unbind(), (4.0, 8.0), strict=True):
             raw = self.head(self.run("t0", level))
             n, _, h, w = raw.shape
             raw = raw.view(n, -1, h * w).transpose(1, 2)

@@ -99,7 +99,8 @@ class Port(nn.Module):
         self.head.load_state_dict({key: state[f"head.{key}"] for key in ("weight", "bias")})
         for index, layer in enumerate(self.layers):
             own = {key.split(".", 2)[2]: x for key, x in state.items() if key.startswith(f"blocks.{index}.")}
-            for norm, name in zip(layer.norms, ("first.norm", "attention.norm", "convolution.norm", "second.norm", "norm")):
+            names = ("first.norm", "attention.norm", "convolution.norm", "second.norm", "norm")
+            for norm, name in zip(layer.norms, names, strict=True):
                 norm.gain.data, norm.bias.data = own[f"{name}.weight"].clone(), own[f"{name}.bias"].clone()
             for position, name in enumerate(("first", "second")):
                 for linear, part in ((layer.up[position], "inner"), (layer.down[position], "out")):
