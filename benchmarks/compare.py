@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -196,11 +197,25 @@ MODELS: dict[str, Callable[[], Built]] = {
 """{name: builds a small model with its inputs}."""
 
 
+RENAMED = {
+    "attention.output.dense": "attention.o_proj",
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "vit.encoder.layer": "vit.layers",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+}
+"""{part of a parameter's name: the part in newer versions}."""
+
+
 def _fill(model: nn.Module) -> None:
-    """The same parameters in every version, which may initialize and name them differently: drawn by their order."""
+    """The same parameters in every version, which may initialize them differently: drawn with the name as seed."""
     with torch.no_grad():
-        for number, (name, parameter) in enumerate(model.named_parameters()):
-            generator = torch.Generator().manual_seed(number)
+        for name, parameter in model.named_parameters():
+            for old, new in RENAMED.items():
+                name = name.replace(old, new) if name.startswith("vit.") else name
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             is_gain = parameter.dim() < 2 and name.endswith("weight")
             # Whole numbers: normal ones differ in the last bit between processors.
             whole = torch.randint(-1000, 1000, parameter.shape, generator=generator)

@@ -246,7 +246,7 @@ def _reordered(a: Side, b: Side) -> list[Place]:
         in_order = Closeness(ordered=True)
         if not alike or any(in_order.are_equal(a.recording.values[name], b.recording.values[o]) for o in alike):
             continue
-        ordered = ordered or match(a.recording, b.recording, in_order)
+        ordered = ordered or _in_order(a, b, in_order)
         _, first_a = _frontier(a, ordered[0], [name])
         _, first_b = _frontier(b, ordered[1], alike[:1])
         x = a.recording.values[(first_a or [name])[0]]
@@ -254,6 +254,15 @@ def _reordered(a: Side, b: Side) -> list[Place]:
         if not (x.is_stored or y.is_stored):
             places.append(Place(x, y, "order"))
     return _unique(places)
+
+
+def _in_order(a: Side, b: Side, close: Closeness) -> tuple[Matches, Matches]:
+    """Matches by order too; of stored tensors without, since products are fused and transposed."""
+    result = match(a.recording, b.recording, close)
+    for side, matches in zip((a, b), result, strict=True):
+        stored = (name for name, value in side.recording.values.items() if value.is_stored and name in side.matches)
+        matches.inside.update(dict.fromkeys(stored, ""))
+    return result
 
 
 def _unique(places: list[Place]) -> list[Place]:
