@@ -17,6 +17,9 @@ SHOWN = 8
 """Maximum number of entries of a list on a terminal."""
 
 
+STORED_DIFFER = "These stored tensors differ:"
+
+
 def headline(found: Comparison) -> str:
     """The verdict in one sentence."""
     match found.verdict:
@@ -47,7 +50,7 @@ def overview(found: Comparison, files: tuple[str, str]) -> list[Block]:
         *_flips(found),
         Prose("Runs", tuple(_environment(found.a, found.b))),
         Prose("Compared", (_coverage(found),)),
-        Prose("Not", tuple(f"Not compared: {note}." for note in found.not_compared), "muted"),
+        Prose("Left out", tuple(f"Not compared: {note}." for note in found.not_compared), "muted"),
     ]
 
 
@@ -100,7 +103,8 @@ def _why(place: Place, found: Comparison) -> str:
         side = "A" if place.b is None else "B"
         return f"Only {side} has this value; all that it is computed from is equal:"
     if place.a.is_stored and place.b.is_stored:
-        return "These stored tensors differ:"
+        random = "random" in found.a.environment.get("weights", "")
+        return "These stored tensors differ; the weights are random, so pass --weights:" if random else STORED_DIFFER
     if place.how == "inputs" and any(found.read):
         return "The same operation reads other values:"
     if place.how == "inputs":
@@ -133,7 +137,7 @@ def _stored(found: Comparison) -> list[Block]:
     lines = []
     for a, b in found.stored[:SHOWN]:
         if a is not None and b is not None:
-            lines.append(f"{a.owner}: {a.dtype} in A, {b.owner} in {b.dtype} in B")
+            lines.append(f"{a.owner}: {_dtype(a)} in A; {b.owner}: {_dtype(b)} in B")
         elif a is not None:
             lines.append(f"{a.kind} {a.owner} of A has no counterpart")
         elif b is not None:
@@ -141,6 +145,11 @@ def _stored(found: Comparison) -> list[Block]:
     if len(found.stored) > SHOWN:
         lines.append(f"and {len(found.stored) - SHOWN} more")
     return [Prose("Stored", tuple(lines))]
+
+
+def _dtype(value: Value) -> str:
+    """A stored tensor's dtype, and the lower one whose values it has."""
+    return f"{value.dtype} with values of {value.fits}" if value.fits else value.dtype
 
 
 def _roundings(found: Comparison) -> list[Block]:

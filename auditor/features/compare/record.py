@@ -44,6 +44,12 @@ LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "numpy")
 UNIT = 2.0**-24
 """The rounding unit of FP32."""
 
+SAMPLE = 4096
+"""Number of entries that are looked at before all of them are."""
+
+VARIED = 32
+"""Minimum number of different entries of a tensor whose digits say how it was stored."""
+
 LONGEST = 120
 """Maximum number of characters of a source line, and of the value of an argument."""
 
@@ -110,7 +116,7 @@ class _Run:
     def stored_unit(self) -> float:
         """The largest rounding unit of the dtypes of parameters."""
         places = zip(self.capture.placeholders, self.given, strict=True)
-        return max((_unit_of(x) for place, x in places if place.kind == "parameter"), default=UNIT)
+        return max((_stored_unit(x) for place, x in places if place.kind == "parameter"), default=UNIT)
 
 
 def _record_batch(
@@ -274,6 +280,7 @@ class _Measured:
         self._units[n.name] = unit
         root = math.sqrt(max(print.count, 1))
         if n.op == "placeholder":
+            unit = _stored_unit(own[0])
             self.slack[n.name] = 4 * unit / root
             self.order_slack[n.name] = unit
             return
@@ -340,6 +347,7 @@ class _Measured:
             assert place is not None
             given = self._given(n)
             kind = "decision" if n.name.startswith("held_") else place.kind
+            measured["fits"] = fitting_format(given) if kind == "parameter" else ""
             trainable = isinstance(given, nn.Parameter) and given.requires_grad
             owner = place.fqn or (place.made.name if place.made is not None else "") or n.name
             source = place.made.source if place.made is not None else None
@@ -369,6 +377,28 @@ class _Measured:
         """Fingerprints of a node's results by position; () without any."""
         own = found.get(name)
         return tuple(map(own.get, range(count))) if own else ()
+
+
+def fitting_format(x: torch.Tensor) -> str:
+    """The low dtype in which an FP32 tensor was stored before, since it has all its entries; "" if there is none.
+
+    Tensors of a few different numbers, such as ones, fit any dtype and say nothing.
+    """
+    if x.dtype is not torch.float32 or x.is_sparse or not x.numel():
+        return ""
+    sample = x.detach().reshape(-1)[:SAMPLE]
+    if len(set(sample.tolist())) < VARIED:
+        return ""
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(sample.to(dtype).float(), sample) and torch.equal(x.detach().to(dtype).float(), x.detach()):
+            return dtype_name(dtype)
+    return ""
+
+
+def _stored_unit(x: torch.Tensor) -> float:
+    """The rounding unit of the dtype in which a tensor is or was stored."""
+    fitting = fitting_format(x)
+    return torch.finfo(getattr(torch, fitting)).eps / 2 if fitting else _unit_of(x)
 
 
 def _unit_of(x: torch.Tensor) -> float:

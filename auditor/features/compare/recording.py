@@ -33,7 +33,8 @@ class Value:
     difference between the run and FP64, with the run's decisions. flips: share of entries in which a discrete result
     differs from FP64's. slack, order_slack: how far the sums, and the projection by order, may move if stored tensors are
     rounded differently. gradients: fingerprints of the derivative of a projection of all outputs. wide: whether FP64 has a
-    kernel for the operation. trainable: whether a parameter requires gradients.
+    kernel for the operation. trainable: whether a parameter requires gradients. fits: the low dtype that has all entries
+    of an FP32 parameter, "" if there is none.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Value:
     order_slack: float = 0.0
     wide: bool = True
     trainable: bool = False
+    fits: str = ""
 
     @property
     def is_stored(self) -> bool:

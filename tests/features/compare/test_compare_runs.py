@@ -286,6 +286,15 @@ def test_a_checkpoint_in_bf16_is_named() -> None:
     assert {(a.dtype, b.dtype) for a, b in found.stored if a and b} == {("float32", "bfloat16")}
 
 
+def test_weights_that_were_stored_in_bf16_before_are_named() -> None:
+    found = compare(run(seeded(Block)), run(seeded(Block).to(torch.bfloat16).float()))
+    assert found.verdict == "stored"
+    assert {b.fits for _, b in found.stored if b is not None and b.owner.endswith("up.weight")} == {"bfloat16"}
+    text = to_terminal(page.overview(found, ("a", "b")), 100, False)
+    assert "up.weight: float32 in A; up.weight: float32 with values of bfloat16 in B" in text
+    assert 1e-4 < found.outputs[0].difference < 1e-2
+
+
 def test_a_lost_island_of_fp32_is_named() -> None:
     a, b = seeded(Island, True).to(torch.bfloat16), seeded(Island, False).to(torch.bfloat16)
     found = compare(run(a), run(b))
