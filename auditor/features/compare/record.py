@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -112,7 +112,7 @@ class _Run:
     outputs: NamedTensors
     gradients: bool
 
-    @property
+    @cached_property
     def stored_unit(self) -> float:
         """The largest rounding unit of the dtypes of parameters."""
         places = zip(self.capture.placeholders, self.given, strict=True)
