@@ -23,6 +23,7 @@ from torch import nn
 from auditor.features.compare.compare import compare
 from auditor.features.compare.record import record_run
 from auditor.features.compare.recording import read, to_json
+from auditor.isolation.process import disable_fused_path
 from auditor.loading.subject import from_object
 from auditor.report.words import ratio
 from tests.features.compare.planted import BUGS, CLEAN, NAMES, compared, is_right
@@ -58,7 +59,7 @@ class Residual(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(self.norms[0](self.first(x)))
@@ -104,12 +105,12 @@ def cost() -> None:
         subject = from_object(model.eval(), None, inputs)
 
         def forward(model: nn.Module = model, inputs: dict[str, torch.Tensor] = inputs) -> None:
-            with torch.no_grad():
+            with torch.no_grad(), disable_fused_path():
                 model(**inputs)
 
         record_run(subject)
         one = min(_seconds(forward) for _ in range(5))
-        whole = min(_seconds(lambda subject=subject: record_run(subject)) for _ in range(2))
+        whole = min(_seconds(lambda subject=subject: record_run(subject)) for _ in range(3))
         more = _seconds(lambda subject=subject: record_run(subject, gradients=True))
         recording = record_run(subject)
         size = len(to_json(recording)) / len(recording.values)

@@ -18,8 +18,8 @@ ZERO = 1e-9
 
 @dataclass(frozen=True)
 class GradientChange:
-    """A parameter whose gradient differs. a, b: the parameter in both recordings. at: the last value of A before the
-    outputs whose gradient differs, and its reader there; None: unknown. how: in words."""
+    """A parameter whose gradient differs. a, b: the parameter in both recordings. how: in words. at_a, at_b:
+    operations of A and B that hand back other derivatives of equal values; None: unknown."""
 
     a: Value
     b: Value

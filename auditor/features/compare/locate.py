@@ -109,9 +109,7 @@ def _walk_back(side: Side, ends: Collection[str]) -> Side:
         smaller, fewer = _frontier(side, matches, ends)
         if fewer:
             region, first = smaller, fewer
-    in_order = sorted(first, key=lambda name: (side.is_table(name), side.positions[name]))
-    if any(not side.is_table(name) or side.recording.values[name].kind == "parameter" for name in first):
-        in_order = sorted(first, key=lambda name: (_is_helper(side, name), side.positions[name]))
+    in_order = sorted(first, key=lambda name: (_is_helper(side, name), side.positions[name]))
     return Side(side.recording, side.matches, frozenset(region), tuple(in_order))
 
 

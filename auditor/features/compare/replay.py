@@ -65,8 +65,8 @@ def _argument_in(value: Any, dtype: torch.dtype) -> Any:
 class InDouble(Semantics):
     """Computes every operation in FP64, whatever dtypes the run used: casts round nothing.
 
-    gradients: of what autograd computes derivatives: "none"; "values", which shows the entries on which the outputs
-    depend, at half the cost of "all", which includes the parameters. held: {operation: its result in the run}, whose
+    gradients: of what autograd computes derivatives: "none"; "values", the results of operations, which shows the entries on
+    which the outputs depend, at half the cost of "all", which includes inputs and parameters. held: {operation: its result in the run}, whose
     decisions are kept. leaves: where derivatives end. narrow: operations without a kernel for FP64. lost: operations
     without a derivative. inner: {operation: fingerprints of values inside it}.
     """
@@ -84,8 +84,7 @@ class InDouble(Semantics):
         if not isinstance(value, torch.Tensor):
             return value
         x = over_tensors(to_double, value.detach())
-        is_fixed = self.gradients == "values" and isinstance(value, torch.nn.Parameter)
-        return x if is_fixed else self._as_leaf(x)
+        return self._as_leaf(x) if self.gradients == "all" else x
 
     def _as_leaf(self, x: torch.Tensor) -> torch.Tensor:
         """The tensor as a leaf of the autograd graph, if it can have a derivative and gradients are asked for."""
@@ -145,7 +144,7 @@ class InDouble(Semantics):
             return _grouped_mm(*args, **kwargs)
         if self.gradients == "none":
             return wait_for_result(target, target(*args, **kwargs))
-        if row.normalizes == "statistics" and isinstance(target, torch._ops.OpOverload):
+        if self.gradients == "all" and row.normalizes == "statistics" and isinstance(target, torch._ops.OpOverload):
             return batch_norm(target, *args)
         result, lost = run_with_gradients(target, args, kwargs)
         if lost:
