@@ -22,6 +22,7 @@ FEATURES = (
     "repeats",
     "ledger",
     "rehearsal",
+    "compare",
 )
 """Names of the folders, in the order in which audits run the features and reports show them."""
 
