@@ -16,6 +16,7 @@ from .report.annotations import github, place_of, sarif
 from .report.blocks import Block, Code, Item, Prose, environment, to_markdown, to_terminal
 from .report.charts import depth_chart
 from .report.findings import Cause, Causes, causes
+from .report.fixes import fix_words, offer
 from .report.origins import decision_words, decisions_section, nonfinite_runs, origins
 from .report.table import table
 from .report.training import training_section, training_words
@@ -52,6 +53,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
         Prose("", tuple(filter(None, (seen.proof, *seen.broken)))),
         *(Prose(label, tuple(lines)) for label, lines in _asked(audit).items()),
         *_findings(audit, causes(audit), entries),
+        Prose("Fix", (offer(audit),)),
         *plans.plan_table(audit, seen.plans),
     ]
     if use := plans.snippets(audit):
@@ -224,6 +226,7 @@ def html(audit: Audit) -> str:
         view=seen,
         causes=causes(audit),
         place_of=place_of,
+        fix_words=fix_words,
         members_shown=MEMBERS_SHOWN,
         entries_shown=ENTRIES_SHOWN,
         origins=origins(audit),

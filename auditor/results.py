@@ -99,5 +99,20 @@ class Audit(records.Audit):
         older.extend(read.programs_in(target))
         return folder.write(target, self.texts(target), older)
 
+    def fixes(self, *, safe: bool = False, **options: Any) -> records.Fixes:
+        """Search for changes of the source that repair this audit's problems; no file changes.
+
+            found = audit.fixes()
+            print(found)  # the table and the patch
+            found.apply()  # writes the changes
+
+        safe: only conversions of dtypes, no algebra. options: of the audit, where they differ from the defaults and the
+        audit does not store them, such as `metric`. Every change that is returned was run in a fresh process and audited.
+        Raises: AuditorError(slug="loaded-audit") if the audit was loaded from files, "not-rebuilt" if a fresh process cannot
+        build the model.
+        """
+        found: records.Fixes = part("facade_of_fixes").find(self, safe=safe, **options)
+        return found
+
 
 load = returning(read.load, Audit)

@@ -296,6 +296,7 @@ def _source_fields(written: SourceLine | None) -> dict[str, Any]:
         "source_path": place.file,
         "code": linecache.getline(place.file, place.line).strip() or None,
         "column": place.column,
+        "expressions": written.expressions,
     }
     caller = written.caller
     if caller is not None:

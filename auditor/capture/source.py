@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ..records import Span
 from .places import LIBRARIES
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -48,11 +49,13 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceLine:
-    """An operation's source line. caller: the user's call that reached the line; function: the caller's function."""
+    """An operation's source line. caller: the user's call that reached the line; function: the caller's function.
+    expressions: the user's expressions that were running, the innermost function's first."""
 
     place: Place
     caller: Place | None = None
     function: str = ""
+    expressions: tuple[Span, ...] = ()
 
 
 def written_at(outermost: CodeType) -> SourceLine | None:
@@ -78,9 +81,12 @@ def written_at(outermost: CodeType) -> SourceLine | None:
         beside = next((frame for frame in others if kind_of(frame.f_code.co_filename) == "own"), None)
     if beside is None and not _is_forward(first):
         beside = next((frame for frame in others if _is_forward(frame)), others[-1] if others else None)
+    own = [frame for frame in frames if kind_of(frame.f_code.co_filename) == "own"]
+    spans = [span_of(frame.f_code, frame.f_lasti) for frame in own]
+    expressions = tuple(span for span in spans if span is not None)
     if beside is None or _place(beside)[:2] == place[:2]:
-        return SourceLine(place)
-    return SourceLine(place, _place(beside), _function(beside.f_code))
+        return SourceLine(place, expressions=expressions)
+    return SourceLine(place, _place(beside), _function(beside.f_code), expressions)
 
 
 def line_of(place: Place) -> str:
@@ -97,6 +103,15 @@ def raised_at(error: BaseException) -> str:
         if inside and kind_of(filename):
             place = line_of(Place(filename, line))
     return place
+
+
+@cache
+def span_of(code: CodeType, instruction: int) -> Span | None:
+    """The expression that an instruction of a function belongs to, by its offset; None if Python does not record it."""
+    line, end_line, column, end_column = next(islice(code.co_positions(), instruction // 2, None))
+    if line is None or end_line is None or column is None or end_column is None:
+        return None
+    return Span(code.co_filename, line, column, end_line, end_column)
 
 
 def is_installed(path: str) -> bool:

@@ -104,14 +104,16 @@ def reached_by(capture: Capture, format: str) -> dict[str, tuple[str, ...]]:
 class Resolver:
     """Predicts dtypes for many policies of one capture; recomputes only nodes that differ from the previous policy."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, lowered: frozenset[str] = frozenset()) -> None:
+        """lowered: FP32 values that are taken to be in low precision where they meet low-precision values."""
+        self._lowered = lowered
         self._executor = Executor(capture.graph_module)
         self._kinds = {n: _kind_of(n) for n in capture.graph_module.graph.nodes}
 
     def __call__(self, policy: Policy) -> Resolution:
         """Predict the dtype of every node under a policy."""
         executor = self._executor
-        executor.semantics = _FormatSemantics(policy, self._kinds)
+        executor.semantics = _FormatSemantics(policy, self._kinds, self._lowered)
         result = dict(executor.before.values) if executor.before else {}
         for n, node_type in executor.steps(*policy.capture.placeholders):
             result[n.name] = node_type
@@ -164,8 +166,9 @@ class _InputFormats:
 class _FormatSemantics(Semantics):
     """Computes the format of each operation's result from the formats of its inputs."""
 
-    def __init__(self, policy: Policy, kinds: Mapping[fx.Node, _Kind]) -> None:
+    def __init__(self, policy: Policy, kinds: Mapping[fx.Node, _Kind], lowered: frozenset[str]) -> None:
         self.policy = policy
+        self._lowered = lowered
         self._kinds = kinds
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
@@ -213,7 +216,11 @@ class _FormatSemantics(Semantics):
 
     def _inputs(self, n: fx.Node, value_of: ValueOf) -> _InputFormats:
         """The formats of a node's inputs, after the casts at the boundaries of modules."""
-        inputs = _InputFormats({source.name: value_of(source).dtype for source in n.all_input_nodes})
+        produced = {source.name: value_of(source).dtype for source in n.all_input_nodes}
+        low = next(filter(is_low, produced.values()), "")
+        if low:
+            produced |= {name: low for name, format in produced.items() if name in self._lowered and format == "fp32"}
+        inputs = _InputFormats(produced)
         for source in n.all_input_nodes:
             name = source.name
             if self._is_cast(source, inputs.produced[name]):

@@ -23,6 +23,7 @@ FEATURES = (
     "ledger",
     "rehearsal",
     "compare",
+    "fix",
 )
 """Names of the folders, in the order in which audits run the features and reports show them."""
 

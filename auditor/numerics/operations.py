@@ -143,7 +143,6 @@ def _operation(op: str, target: str) -> Operation:
     )
 
 
-@cache
 def _operation_on_cuda(op: str) -> Operation:
     own, lists, missing = packet(op), table("numerics/autocast"), table("numerics/cuda_kernels")["missing"]
     row = _row(own)

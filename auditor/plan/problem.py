@@ -259,7 +259,8 @@ class Problem:
     format that the node computes in if everything is in low precision. device: name of a GPU in devices.toml.
     objective: what the plan minimizes: `time`, `memory`, or `flops` in FP32. All prices are in seconds: bytes and FLOPs
     count as the time that they take at the device's peak rates. repaired: nodes that are assumed to be repaired in the
-    model's source, see repairs.py.
+    model's source, see repairs.py; lowered: nodes and placeholders in FP32 that are then converted to the dtype of the low-precision values
+    which they meet. rewritten: those of `repaired` that compute in low precision.
     """
 
     capture: Capture
@@ -271,6 +272,8 @@ class Problem:
     device: str
     objective: str = "time"
     repaired: frozenset[str] = frozenset()
+    lowered: frozenset[str] = frozenset()
+    rewritten: frozenset[str] = frozenset()
     evaluated: dict[frozenset[str], Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
     """{modules and functions in FP32: Candidate}, the cache of `evaluate`."""
 
@@ -341,7 +344,7 @@ class Problem:
 
     @cached_property
     def _resolver(self) -> Resolver:
-        return Resolver(self.capture)
+        return Resolver(self.capture, self.lowered)
 
     def cast_price(self, values: Iterable[str]) -> float:
         """Price of converting values once between FP32 and the plan's format."""
@@ -433,7 +436,7 @@ class Problem:
         inputs that are not repaired operations' results, and converts its result for other readers. A product is
         repaired by scaling, which takes no such time."""
         cost, nodes = self.costs[name], self.capture.nodes
-        if cost.free or cost.flops:
+        if cost.free or cost.flops or name in self.rewritten:
             return 0.0
         values = [source for source in dict.fromkeys(nodes[name].inputs) if source not in self.repaired]
         if not self.repaired.issuperset(self.users.get(name, ())) or not self.users.get(name):

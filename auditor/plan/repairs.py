@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from ..artefact.strategies import strategy_of
+from ..execution.mixtures import Mixture, find_mixtures
+from ..execution.policy import plain
 from ..numerics.formats import runs
 from ..records import Contribution, Finding, Plan, Repair, Verdict
 from ..records.measure import FAILURES
@@ -34,9 +36,9 @@ class _Start:
 
     @property
     def fastest(self) -> float:
-        """Predicted speed-up with everything in low precision, which no repair exceeds."""
-        low = self.problem.evaluate(())
-        return _speedup(self.problem, low)
+        """Predicted speed-up with every operation in its cheapest format, which no repair exceeds."""
+        whole = self.problem.evaluate(self.problem.energy.scopes).seconds
+        return whole / self.problem.least if self.problem.least else 1.0
 
 
 def predict_repairs(
@@ -52,6 +54,7 @@ def predict_repairs(
     if chosen is not None and (chosen.objective != "time" or chosen.program is not None):
         return ()
     causes = _causes(findings)
+    rewritten = _rewritten(planning, findings)
     if not causes:
         return ()
     before = chosen.predicted_speedup if chosen is not None else 1.0
@@ -62,7 +65,7 @@ def predict_repairs(
     causes = dict(sorted(causes.items(), key=lambda pair: -_fp32_seconds(first, pair[1]))[:MOST_CAUSES])
 
     def repair(*group: str) -> Repair:
-        return _best(starts, group, {name for cause in group for name in causes[cause]}, before)
+        return _best(starts, group, {name for cause in group for name in causes[cause]}, before, rewritten)
 
     repairs = [repair(cause) for cause in causes]
     joint = repair(*causes)
@@ -99,11 +102,11 @@ def _allowed(plan: Plan, budget: float) -> float:
 
 
 def _causes(findings: Sequence[Finding]) -> dict[str, set[str]]:
-    """{cause: its operations}, of problems: errors and warnings about precision or mixed dtypes."""
+    """{cause: its operations}, of problems: errors and warnings about precision, or about dtypes that make a run raise."""
     result: dict[str, set[str]] = {}
     for finding in findings:
-        repairable = finding.measurable or finding.rule.startswith(FAILURES)
-        if finding.node and finding.severity != "info" and repairable:
+        is_repairable = finding.measurable or finding.rule.startswith(FAILURES)
+        if finding.node and finding.severity != "info" and is_repairable:
             operations = {finding.node, *finding.evidence.get(OTHERS, ())}
             result.setdefault(finding.cause, set()).update(operations)
     return result
@@ -115,11 +118,13 @@ def _fp32_seconds(problem: Problem, names: Collection[str]) -> float:
     return sum(high for owner in owners for _, high, _ in [problem.energy.scopes[owner]])
 
 
-def _best(starts: Sequence[_Start], causes: tuple[str, ...], names: Collection[str], before: float) -> Repair:
+def _best(
+    starts: Sequence[_Start], causes: tuple[str, ...], names: Collection[str], before: float, rewritten: Set[str]
+) -> Repair:
     """The fastest plan of all strategies and formats after the repair of the operations `names`."""
     repairs = []
     for start in starts:
-        problem = repaired(start.problem, names)
+        problem = repaired(start.problem, names, rewritten)
         point = problem.cheapest(start.allowed)
         low = problem.evaluate(())
         if low.predicted_error <= start.allowed / MARGIN and low.seconds <= point.seconds:
@@ -134,13 +139,22 @@ def _speedup(problem: Problem, point: Candidate) -> float:
     return problem.evaluate(problem.energy.scopes).seconds / point.seconds if point.seconds else 1.0
 
 
-def repaired(problem: Problem, names: Collection[str]) -> Problem:
+def _rewritten(planning: PlanningContext, findings: Sequence[Finding]) -> frozenset[str]:
+    """The operations with a finding of a rule whose `[[fix]]` rewrites the algebra: these stay in low precision."""
+    codes = {rule.code for rule in planning.options.rulebook if any(fix.safety != "display" for fix in rule.fixes)}
+    return frozenset(finding.node for finding in findings if finding.rule in codes)
+
+
+def repaired(problem: Problem, names: Collection[str], rewritten: Set[str] = frozenset()) -> Problem:
     """The problem as it is after a repair of the operations `names`: they are safe, add no error, and accept two dtypes.
 
     The same holds for the operations that follow and only fail on the range of their values. A repaired operation still computes in FP32, so that its inputs and its result are converted. Rounding of the
-    values that it reads still counts, unless they turn Inf or NaN.
+    values that it reads still counts, unless they turn Inf or NaN. Where an operation raises for its inputs' dtypes, the
+    FP32 values among them are converted. rewritten: operations that a repair leaves in low precision, as others.
     """
-    own = _until_small_again(problem, names)
+    mixtures = _mixtures(problem, names)
+    lowered = frozenset(value for one in mixtures.values() for value in (*one.origins, *one.wide))
+    own = _until_small_again(problem, set(names) - mixtures.keys())
     safe = {name: Verdict("safe", "repaired in the source") for name in own}
     read = {source for name in own for source in problem.capture.nodes[name].inputs}
     only = {source for source in read if set(problem.users.get(source, ())) <= own}
@@ -155,7 +169,17 @@ def repaired(problem: Problem, names: Collection[str]) -> Problem:
         for fmt, each in problem.contributions.items()
     }
     verdicts = {**problem.verdicts, **safe}
-    return replace(problem, contributions=contributions, verdicts=verdicts, repaired=own)
+    stays_low = own if not rewritten.isdisjoint(names) else frozenset[str]()
+    return replace(
+        problem, contributions=contributions, verdicts=verdicts, repaired=own, lowered=lowered, rewritten=stays_low
+    )
+
+
+def _mixtures(problem: Problem, names: Collection[str]) -> dict[str, Mixture]:
+    """{operation among `names` that gets two dtypes, and raises, with everything in low precision: the Mixture}."""
+    low = plain(problem.format)
+    found = find_mixtures(problem.policy_for(low), problem.resolve(low))
+    return {name: found[name] for name in names if name in found}
 
 
 def _until_small_again(problem: Problem, names: Collection[str]) -> frozenset[str]:

@@ -5,6 +5,10 @@ from .audit import Dtypes as Dtypes
 from .audit import Environment as Environment
 from .audit import NodeReport as NodeReport
 from .audit import Proposal as Proposal
+from .fix import Change as Change
+from .fix import Fix as Fix
+from .fix import FixedText as FixedText
+from .fix import Fixes as Fixes
 from .graph import AutocastRegion as AutocastRegion
 from .graph import Batch as Batch
 from .graph import Call as Call
@@ -17,6 +21,7 @@ from .graph import Objective as Objective
 from .graph import Origin as Origin
 from .graph import Placeholder as Placeholder
 from .graph import Progress as Progress
+from .graph import Span as Span
 from .graph import Subject as Subject
 from .measure import Contribution as Contribution
 from .measure import Distance as Distance

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from .cpu import CpuTarget
 from .decisions import Decisions
+from .fix import Fixes
 from .generation import Generation
 from .graph import Node, Subject
 from .ledger import LedgerRow
@@ -119,7 +120,7 @@ class Audit:
     """The result of an audit, as data; reporters read it, and `plan.json` and `measurements.json` store it.
 
     live: the model and its batches; None if the audit was loaded from its files. programs: contents of exported
-    programs, by file name.
+    programs, by file name. fixed: verified changes of the source, if they were searched for.
     """
 
     subject: Annotated[Provenance, FileField("names and origins of the model, its weights and its inputs")]
@@ -181,6 +182,7 @@ class Audit:
         tuple[RepeatedCalls, ...], MeasurementField("error under the recommended plan over repeated calls")
     ] = ()
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
+    fixed: Unwritten[Fixes | None] = None
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()
 
     @property

@@ -17,6 +17,7 @@ class CpuRun:
         Mapping[str, int],
         FileField("by kernel of oneDNN, such as `matmul in BF16: brg_matmul:avx10_1_512_amx`: calls in one forward"),
     ] = empty()
+    kernels_failure: Annotated[str | None, FileField("why the run that names `kernels` failed")] = None
     compiled_error: Annotated[
         float | None, FileField("error of the compiled model on the first batch; `null`: not measured, or not finite")
     ] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from .ledger import LedgerRow, SilentCast
 from .written import FileField, Unwritten, empty
@@ -121,6 +121,16 @@ class Literals:
     result: Any = None
 
 
+class Span(NamedTuple):
+    """The text of one expression in a file: lines from 1, columns in UTF-8 bytes from 0, as in `ast`."""
+
+    file: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
 CalledFrom = Annotated[
     str | None,
     FileField(
@@ -137,7 +147,8 @@ class Node:
     region: the user's autocast region around the operation. in_place: whether the operation writes in place; autocast
     then casts neither inputs nor result. torch_module: whether torch defines `forward` of the module, as of Linear. function: the torch function call around the node, which a scope may keep in
     FP32. literals: {format: constants that differ from FP32's if the model is stored in the format};
-    autocast_literals: the same under autocast.
+    autocast_literals: the same under autocast. expressions: the user's expressions around the operation, from that of
+    the innermost function to that of the outermost.
     """
 
     name: Annotated[str, FileField("name of the operation in the captured graph")]
@@ -164,6 +175,7 @@ class Node:
     column: Annotated[int | None, FileField("column in the source line; `null`: unknown", least=1)] = None
     caller_column: Annotated[int | None, FileField("column in `called_from`'s line; `null`: unknown", least=1)] = None
     batch: Annotated[int, FileField("number of the batch whose run recorded this operation", least=1)] = 1
+    expressions: Unwritten[tuple[Span, ...]] = ()
 
 
 @dataclass(frozen=True)

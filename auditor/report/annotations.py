@@ -17,6 +17,7 @@ from ..records import Finding, Node
 from ..records.audit import Audit
 from ..records.paths import pattern
 from .findings import Cause, causes_by_place
+from .fixes import sarif_fixes
 from .view import ReportView
 from .words import count, label, line, op, printable, scope, sentence, summary
 
@@ -101,6 +102,7 @@ def sarif(audit: Audit) -> str:
             "occurrenceCount": len(cause.members),
             "locations": [_location(cause, place_of(audit, cause))],
             **_related_call(cause),
+            **sarif_fixes(audit, cause.members),
             "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
         }
         for cause, identity in _fingerprints(result).items()

@@ -14,6 +14,7 @@ from ..records import Finding, NodeReport, Plan, Repair, Verification
 from ..records.audit import Audit
 from ..records.measure import FAILURES, MEASURED
 from ..records.paths import pattern, place_of, within
+from .fixes import fixes_of
 from .kept import keep_alone, tally
 from .words import SEVERITIES, count, label, line, list_paths, percent, scope
 
@@ -73,6 +74,7 @@ class Cause:
             self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}"
         self.agreement = AGREEMENT[self.worst.agrees]
         self.snippet = keep_alone(audit, self.worst.owner)
+        self.fixes = fixes_of(audit, members)
         self._repairs = [repair for repair in audit.repairs if self.worst.cause in repair.causes]
 
     @property

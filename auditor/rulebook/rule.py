@@ -168,6 +168,19 @@ class Example(_Table):
 
 
 @dataclass(frozen=True)
+class RuleFix(_Table):
+    """A rewriting of the source that `fix` tries where the rule finds a problem, see docs/fix.md.
+
+    match: expressions with holes, such as `torch.log({x})`. replace: what stands there instead, the best first.
+    safety: `unsafe` if only rounding changes; `display` if results change, so that it is shown and never applied.
+    """
+
+    match: Texts
+    replace: Texts
+    safety: Literal["safe", "unsafe", "display"] = "unsafe"
+
+
+@dataclass(frozen=True)
 class OtherAdvice(_Table):
     """A remedy that replaces the rule's `advice` for operations that satisfy `when`."""
 
@@ -182,7 +195,8 @@ class Rule(_Table):
     upcast: whether the rule also applies to values that the user's code converts to FP32; if not, loading adds a
     condition to `when`. supersedes: codes of more general rules, which are dropped if this rule fires; its finding gets
     the highest severity of all. measurable: whether running one operation in low precision can confirm the rule.
-    other_advice: remedies for some of the operations; the first whose condition holds is shown.
+    other_advice: remedies for some of the operations; the first whose condition holds is shown. fixes: rewritings of the
+    source.
     """
 
     match: Match
@@ -200,6 +214,7 @@ class Rule(_Table):
     supersedes: Texts = ()
     measurable: Annotated[bool, Strict()] = True
     other_advice: tuple[OtherAdvice, ...] = ()
+    fixes: Annotated[tuple[RuleFix, ...], Field(alias="fix")] = ()
 
     @property
     def code(self) -> str:

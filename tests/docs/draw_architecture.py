@@ -21,6 +21,10 @@ def table() -> str:
 
 def summary(room: str) -> str:
     """The first paragraph of a room's docstring, in one line."""
+    if room == "commands":
+        return (
+            "The verbs of features, and features that are verbs alone, such as rehearsals: these may run whole audits."
+        )
     folder = PACKAGE / room
     file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""

@@ -12,6 +12,7 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.isolation.process import reseed
 from auditor.numerics.entries import over_tensors
 from auditor.numerics.metrics import output_error
+from auditor.records import Verification
 from auditor.records.audit import Audit
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -47,6 +48,11 @@ def differences(model: nn.Module, args: Inputs, kwargs: Named, audit: Audit) -> 
     ]
 
 
+def stated(ran: Verification) -> float | None:
+    """The relative L2 error of all outputs, also where criteria, such as for discrete outputs, decide."""
+    return ran.measured_error if ran.joint is None else ran.joint
+
+
 def _of_baselines(
     model: nn.Module, args: Inputs, kwargs: Named, audit: Audit, reference: list[torch.Tensor]
 ) -> Iterator[str]:
@@ -60,23 +66,22 @@ def _of_baselines(
             continue
         if ran.failure is not None and "with gradients enabled" in ran.failure:
             continue  # the plain run has none
-        yield from _apart(name, plain, ran.measured_error)
+        yield from _apart(name, plain, stated(ran))
 
 
 def _of_plans(
     model: nn.Module, args: Inputs, kwargs: Named, audit: Audit, reference: list[torch.Tensor]
 ) -> Iterator[str]:
     for name, plan in audit.plans.items():
-        if not plan.is_verified:
+        if not plan.is_verified or plan.verification is None:
             yield f"{name} was not run: {plan.verification}"
             continue
         patched = auditor.apply(copy.deepcopy(model), plan)
-        yield from _apart(
-            f"plan {name}", output_error(reference, plain_run(patched, args, kwargs)), plan.measured_error
-        )
+        plain = output_error(reference, plain_run(patched, args, kwargs))
+        yield from _apart(f"plan {name}", plain, stated(plan.verification))
 
 
-def _apart(name: str, plain: float, stated: float | None) -> Iterator[str]:
+def _apart(name: str, plain: float, error: float | None) -> Iterator[str]:
     is_finite = plain < float("inf")
-    if stated != (plain if is_finite else None):
-        yield f"{name}: {plain} plainly, {stated} stated"
+    if error != (plain if is_finite else None):
+        yield f"{name}: {plain} plainly, {error} stated"

@@ -198,10 +198,10 @@ from torch import nn
 
 def get_model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64))
 
 def get_inputs():
-    return torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    return torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
 """
 
 
@@ -216,13 +216,18 @@ def test_the_artefact_does_in_the_users_process_what_was_verified(
     monkeypatch.syspath_prepend(str(tmp_path / "out"))
     patched_model, inputs = (
         import_module("patched_model"),
-        torch.randn(8, 16, generator=torch.Generator().manual_seed(0)),
+        torch.randn(64, 64, generator=torch.Generator().manual_seed(0)),
     )
     reference = plain_run(patched_model.original(), (inputs,), {})
     for name, plan in audit.plans.items():
         outputs = plain_run(patched_model.build(plan=name).eval(), (inputs,), {})
         assert output_error(reference, outputs) == plan.measured_error
     assert not any("own process" in warning for warning in audit.warnings)
+    assert audit.cpu is not None
+    assert [one.kernels_failure for one in audit.cpu.runs.values()] == [None] * 5
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        assert any(key.startswith("matmul in BF16: ") for key in audit.cpu.runs["cast_bf16"].kernels)
+        assert audit.cpu.isa
 
 
 def test_a_training_step_runs_on_the_cpu() -> None:

@@ -23,11 +23,10 @@ from auditor.cli import main
 from auditor.errors import AuditorError
 from auditor.flow import run
 from auditor.loading import load
+from auditor.numerics import nodes, operations
 from auditor.numerics.devices import choose
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.numerics.metrics import output_error
-from auditor.numerics.nodes import operation_of
-from auditor.numerics.operations import operation
 from auditor.reporters import text as render
 from auditor.resources import table
 from auditor.settings import Settings
@@ -408,8 +407,8 @@ def test_the_device_has_the_last_word() -> None:
 
 
 def _forget() -> None:
-    operation.cache_clear()
-    operation_of.cache_clear()
+    operations._operation.cache_clear()
+    nodes._operation_of.cache_clear()
 
 
 # On a GPU: FP32 as it is set beside IEEE FP32, and measured times.

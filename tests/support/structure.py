@@ -17,7 +17,7 @@ BANDS: dict[str, tuple[str, ...]] = {
     "plans": ("score", "settings", "verify", "plan", "training"),
     "telling": ("document", "snippets", "report"),
     "features": ("asked", "progress", "command", "features"),
-    "entry": ("reporters", "flow", "results", "api", "fleet", "cli"),
+    "entry": ("reporters", "flow", "results", "api", "fleet", "commands", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 
@@ -42,8 +42,15 @@ def tree(module: str) -> ast.Module:
 
 
 def room(module: str) -> str:
-    """The room that a module is in: the top package, or a top module by itself."""
-    return module.partition(".")[0]
+    """The room that a module is in: the top package, or a top module by itself.
+
+    Features that an audit runs have a stage. The others are commands of their own, which may run whole audits.
+    """
+    top, _, rest = module.partition(".")
+    if top != "features" or "." not in rest:
+        return top
+    folder = PACKAGE / top / rest.partition(".")[0]
+    return top if (folder / "stage.py").exists() and not rest.endswith(".command") else "commands"
 
 
 @cache

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -20,13 +18,8 @@ from ...isolation.run_model import copy_batch, run_model
 from ...numerics.cpus import isa_in, kernels_in
 from ...verify.running import ModelRuns
 
-
-@dataclass(frozen=True)
-class Executed:
-    """What oneDNN says of one forward: its instructions, and {kernel: number of calls}."""
-
-    isa: str
-    kernels: Counter[str]
+Executed = tuple[str, dict[str, int]]
+"""What oneDNN says of one forward: its instructions, "" if it names none, and {kernel: number of calls}."""
 
 
 def executed(runs: ModelRuns, plan: str) -> Executed | str:
@@ -36,7 +29,8 @@ def executed(runs: ModelRuns, plan: str) -> Executed | str:
         with verbose_lines() as read:
             run_model(model, runs.batches[0], seed=runs.seed, fused=runs.fused)
         lines = read()
-        return Executed(isa_in(lines), kernels_in(lines))
+        _said_isa.extend(filter(None, [isa_in(lines)]))
+        return next(iter(_said_isa), ""), dict(kernels_in(lines))
 
     return runs.run_or_reason(plan, run)
 
@@ -57,6 +51,10 @@ def compiled_outputs(runs: ModelRuns, plan: str) -> list[torch.Tensor] | str:
             torch.compiler.reset()
 
     return runs.run_or_reason(plan, run)
+
+
+_said_isa: list[str] = []
+"""The instructions that oneDNN named in this process, which it does only once."""
 
 
 @contextmanager

@@ -72,6 +72,8 @@ def cpu_section(audit: Audit) -> list[Block]:
         for kernel, calls in one.kernels.items()
     ]
     page.append(Grid(("Plan", "Kernel of oneDNN", "Calls"), tuple(kernels), texts=2, caption="Kernels that ran"))
+    unread = [(name, one.kernels_failure) for name, one in cpu.runs.items() if one.kernels_failure is not None]
+    page += [Prose("", (f"Kernels not read: {titles.get(name, name)}: {why}",)) for name, why in unread]
     page += both_section(audit, cpu.for_both)
     return [block for block in page if block]
 

@@ -61,21 +61,22 @@ def look_at_cpu(planning: PlanningContext, plans: Mapping[str, Plan]) -> CpuTarg
     patched = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
     names = [FP32, *patched]
     ran: dict[str, Executed | str] = planning.ask(patched, executed, names=names)
-    known = {name: one for name, one in ran.items() if isinstance(one, Executed)}
+    said = {name: one for name, one in ran.items() if not isinstance(one, str)}
     compiled = dict[str, Sequence[torch.Tensor] | str]()
     held = [name for name, plan in patched.items() if plan.holds and plan.has_low]
     if held and planning.options.times:
         compiled = planning.ask(patched, compiled_outputs, names=held)
     results = {}
     for name in names:
-        kernels = known[name].kernels if name in known else {}
+        answer = ran[name]
+        kernels, unread = ({}, answer) if isinstance(answer, str) else (answer[1], None)
         error, failure = None, None
         if name in compiled:
             error, failure = _error_or_failure(planning, compiled[name])
-        results[name] = CpuRun(dict(kernels), error, failure)
+        results[name] = CpuRun(kernels, unread, error, failure)
     return CpuTarget(
         capability=torch.backends.cpu.get_cpu_capability(),
-        isa=next((one.isa for one in known.values() if one.isa), ""),
+        isa=next((isa for isa, _ in said.values() if isa), ""),
         row=cpu_row(),
         threads=torch.get_num_threads(),
         runs=results,

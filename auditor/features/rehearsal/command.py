@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -60,39 +57,20 @@ class Rehearse(WithTarget):
 
     def run(self, progress: Display) -> None:
         """Run a training step in several recipes; write the result and print it."""
-        from ...emulation.emulate import scaled_as_on_cuda
-        from ...emulation.regions import written_as_meant
-        from ...loading.inputs import LOADERS
-        from ...loading.target import call, import_target, named_in, parse, user_code
+        from ...loading.target import parse
         from ...report import blocks
         from . import rehearse
         from .facade import Rehearsal
-        from .loops import find_step, with_trainer
+        from .load import load_step
         from .page import overview
 
-        target = parse(self.target)
         plan = read.load(self.plan_file) if self.plan_file else None
-        directory = self.out or Path("audits") / f"{target.name}-rehearsal"
+        directory = self.out or Path("audits") / f"{parse(self.target).name}-rehearsal"
         folder.check_directory(directory)
-        # Autocast regions and GradScalers that the file creates are not disabled without a GPU.
-        with user_code(target, self.seed), written_as_meant(), scaled_as_on_cuda():
-            module = import_target(target)
-            if target.symbol is None:
-                target = replace(target, symbol=find_step(module, target.label, self.target))
-            advice = "name the function that runs one training step, as in train.py:step"
-            step = named_in(target, advice, "missing-target", self.seed)
-            if target.text.endswith(")"):  # a function or class that returns the step, with literal arguments
-                step = call(step, target.text, "bad-step", *target.args, **target.kwargs)
-            step = with_trainer(step, module)
-            batches: Any = None
-            if name := self.batches or next(filter(partial(hasattr, module), (*LOADERS, "get_inputs")), None):
-                where = parse(name) if ":" in name else replace(target, symbol=name)
-                value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
-                made = call(value, f"{name}()", "bad-inputs") if callable(value) else value
-                batches = value if isinstance(made, Iterator) else made  # a function is called again for the next pass
+        with load_step(self.target, self.batches, self.seed) as (step, batches, name):
             names = [name.strip() for name in self.recipes.split(",") if name.strip()]
             how: dict[str, Any] = {"remedies": self.remedies, "recipes": names, "ranks": self.ranks}
-            how |= {"progress": progress, "target": target.text}
+            how |= {"progress": progress, "target": name}
             result = rehearse.rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
         files = Rehearsal.of(result).save(directory)
         progress.close()

@@ -91,11 +91,7 @@ def rehearse(
     fails in FP32; CallbackError(slug="bad-callback") if `progress` raises.
     """
     name = target or getattr(step, "__qualname__", type(step).__name__)
-    step, own_batches = call(as_step, f"preparing {name}", "bad-step", step, steps)
-    if batches is None:
-        batches = own_batches
-    elif isinstance(step, LightningStep) and step.count > 1:
-        batches = step.grouped(batches)
+    step, batches = _prepared(step, batches, steps, name)
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise bad_step("rehearse needs a function that runs one step, and a number of steps from 1 on")
     if unknown := [name for name in recipes if name not in (*FURTHER, "all")]:
@@ -153,6 +149,33 @@ def _said_of_bad_losses(run: RecipeRun, bad: Sequence[NonFiniteStep]) -> str:
     first = next((each for each in bad if each.where), bad[0])
     said = f"the loss is Inf or NaN in {len(bad)} of {len(run.losses)} steps, first in step {bad[0].step} (batch {bad[0].batch}), although its gradients are finite"
     return f"{said}; Inf or NaN first appears at {first.where}" if first.where else said
+
+
+def rehearse_as_written(step: Any, batches: Batches, steps: int, seed: int, name: str) -> dict[str, RecipeRun]:
+    """{name of a recipe: its run} of FP32 and of the step as its author wrote it; the first alone if that is FP32.
+
+    Raises: LoadError(slug="bad-step").
+    """
+    step, batches = _prepared(step, batches, steps, name)
+    session = Session(step, partial(number_batches, batches, step), seed)
+    runs = dict[str, RecipeRun]()
+    for recipe in (FP32, *recipe_as_written(session)):
+        run: RecipeRun = call_forked(partial(session.run, recipe, steps))
+        session.explain(run)
+        if recipe == FP32 and run.skipped:
+            raise _failure_in_fp32(run.skipped[0])
+        runs[recipe.name] = run
+    return runs
+
+
+def _prepared(step: Any, batches: Batches, steps: int, name: str) -> tuple[Any, Batches]:
+    """The step as a function, and its batches: by default those of a LightningModule or a Trainer."""
+    step, own = call(as_step, f"preparing {name}", "bad-step", step, steps)
+    if batches is None:
+        return step, own
+    if isinstance(step, LightningStep) and step.count > 1:
+        return step, step.grouped(batches)
+    return step, batches
 
 
 def _recipes(session: Session, plan: Audit | Plan | None) -> Iterator[Recipe]:

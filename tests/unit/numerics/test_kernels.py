@@ -310,7 +310,7 @@ def test_kernels_that_a_release_has_added_are_not_missing(monkeypatch: pytest.Mo
     """Torch 2.14 has `angle` in half, and FFTs of bfloat16 numbers, whose complex numbers stay float32."""
     for release, refused in (((2, 13, 1), {"fp16", "bf16"}), ((2, 14), set()), ((2, 15, 0), set())):
         monkeypatch.setattr(operations, "torch_release", lambda release=release: release)
-        row = operations.operation.__wrapped__
+        row = operations._operation_on_cuda
         assert row("aten.angle.default").refused_on_cuda == refused
         assert row("aten.fft_rfft.default").refused_on_cuda == refused - {"fp16"}
         assert row("aten.linalg_qr.default").refused_on_cuda == {"fp16", "bf16"}

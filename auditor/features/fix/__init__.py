@@ -1,0 +1,1 @@
+"""Fixes: from a finding to a verified change of the user's source."""
