@@ -4,7 +4,7 @@ buffers, tensors of the batch, constants."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,12 +60,16 @@ class Recording:
     made: dict[str, Made] = field(default_factory=dict)
 
 
+Observer = Callable[[fx.Node, Any], None]
+"""Called with each recorded operation and its result in the recorded run, which later operations may overwrite."""
+
+
 class Builder:
     """Adds nodes to a recording, and stores `mark` for each. exact: nodes computed without floating-point values, so
     that rounding cannot change them. fed: nodes that depend on a tensor of the batch."""
 
-    def __init__(self, recording: Recording, mark: Mark) -> None:
-        self.recording, self.mark = recording, mark
+    def __init__(self, recording: Recording, mark: Mark, observer: Observer | None = None) -> None:
+        self.recording, self.mark, self._observer = recording, mark, observer
         self.exact: set[fx.Node] = set()
         self.fed: set[fx.Node] = set()
         self._first: fx.Node | None = None
@@ -88,6 +92,8 @@ class Builder:
         if any(source in self.fed for source in sources):
             self.fed.add(node)
         self.recording.marks[node.name] = self.mark
+        if self._observer is not None:
+            self._observer(node, value)
         return node
 
     def constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:

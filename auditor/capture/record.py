@@ -19,7 +19,7 @@ from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.entries import over_tensors
 from ..numerics.nodes import mutates, operation_of, tensors_in, to_device
 from ..records import Batch, Call
-from .builder import Builder, Mark, Recording, ends, named_inputs
+from .builder import Builder, Mark, Observer, Recording, ends, named_inputs
 from .calls import Calls, Functions
 from .functional import (
     PinnedDraw,
@@ -48,15 +48,16 @@ def record(
     *,
     handler: Handler | None = None,
     around: Region | None = _FP32,
+    observer: Observer | None = None,
 ) -> tuple[Recording, NamedTensors]:
     """Run the model once on a batch and record its operations; also returns the model's output tensors.
 
     handler: runs the operations, by default as torch does. around: the autocast region of the run. A float32 region
-    casts nothing, but shows which regions the user's code disables. The batch's tensors are copied; the caller must
-    restore the model's tensors.
+    casts nothing, but shows which regions the user's code disables. observer: is called with each operation and its
+    result. The batch's tensors are copied; the caller must restore the model's tensors.
     """
     recording, calls = Recording(), Calls(model)
-    recorder = _Recorder(recording, calls, handler or Handler(), around)
+    recorder = _Recorder(recording, calls, handler or Handler(), around, observer)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
         stack.enter_context(calls.watch(recorder.note_returned))
@@ -79,11 +80,12 @@ class _Recorder(Handler):
         calls: Calls,
         handler: Handler,
         around: Region | None,
+        observer: Observer | None,
     ) -> None:
         self.recording, self.calls, self.handler = recording, calls, handler
         self.functions = Functions(calls, self.notice_reads)
         self.around = around or Region(False, "")
-        self.builder = Builder(recording, Mark(calls.open, None, None, 0))
+        self.builder = Builder(recording, Mark(calls.open, None, None, 0), observer)
         self._emit = self.builder.emit
         self.values = Values(self._emit, self._constant)
         self.kept: list[torch.Tensor] = []

@@ -23,6 +23,7 @@ FEATURES = (
     "ledger",
     "rehearsal",
     "watch",
+    "compare",
     "fix",
 )
 """Names of the folders, in the order in which audits run the features and reports show them."""

@@ -21,6 +21,7 @@ from ..numerics.casting import widen
 from ..numerics.entries import is_number
 from ..numerics.metrics import disagreement
 from ..numerics.nodes import arguments_with_defaults, row_of, tensors_in
+from ..records import Capture
 from ..records.decisions import Decision, Decisions
 from ..records.paths import within
 from ..stages import beat
@@ -42,7 +43,7 @@ def measure_decisions(measurement: Measurement, output_metric: OutputMetric) -> 
 
     An operation's error comes from a run in which only its decisions may flip: flips elsewhere would hide the error.
     """
-    nodes = find_deciding(measurement)
+    nodes = find_deciding(measurement.capture)
     runs = [_LowRuns(measurement, fmt, output_metric, nodes) for fmt in measurement.formats if nodes]
     return tuple(one for one in map(_take_apart, runs) if one is not None)
 
@@ -96,9 +97,9 @@ def _errors_by_flips(runs: _LowRuns, flipping: Sequence[str], error: float) -> d
     return errors
 
 
-def find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
+def find_deciding(capture: Capture) -> dict[str, fx.Node]:
     """Operations upstream of outputs that compute discrete values or a step function from floating-point values."""
-    nodes = list(measurement.capture.graph_module.graph.nodes)
+    nodes = list(capture.graph_module.graph.nodes)
     reaching = set(reach((n for n in nodes if n.op == "output"), lambda n: n.all_input_nodes))
 
     def computes_numbers(n: fx.Node) -> list[bool]:

@@ -120,7 +120,7 @@ def _steps_to_choice(measurement: Measurement) -> dict[str, int]:
     nodes = [n for n in measurement.nodes.values() if n.op == "call_function"]
     jumps = [n for n in nodes if row_of(n).draws_by or row_of(n).packet in _JUMPS]
     result = dict[str, int]()
-    level = [*find_deciding(measurement).values(), *jumps]
+    level = [*find_deciding(measurement.capture).values(), *jumps]
     steps = 0
     while level:
         steps += 1

@@ -1,0 +1,1 @@
+"""Compares two runs of a model: whether they compute the same function, and where they part."""
