@@ -18,6 +18,11 @@ SAFETY = {
     "display": "display only: gives other results",
 }
 """{safety of a fix: its meaning}."""
+STEP_SAFETY = {
+    "safe": "safe: without low precision, the step computes the same",
+    "unsafe": "unsafe: the step computes something else in FP32, too",
+}
+"""The same for fixes of a training step."""
 HEADS = ("change", "problem", "applies", "error", "speed-up")
 
 CAPTION = (
@@ -99,7 +104,7 @@ def step_overview(fixes: Fixes, name: str) -> list[Block]:
         Prose(f"Fixes of {name}", (), "title"),
         Prose("Result", (said,)),
         Grid(("change", "problem", "applies", "final loss as written"), rows, texts=3),
-        Prose("Applies", tuple(f"{SAFETY[kind]}." for kind in kinds)),
+        Prose("Applies", tuple(f"{STEP_SAFETY[kind]}." for kind in kinds)),
         Prose("Left", tuple(f"{kind}." for kind in fixes.failing_after), listed=True),
         Prose("Trials", (f"{count(fixes.trials, 'edited step')} rehearsed.",), "muted"),
     ]
