@@ -22,6 +22,9 @@ from auditor.numerics.operations import operation
 from auditor.results import Audit
 from auditor.settings import Settings
 from auditor.training.replay import gradient_error
+from tests.architectures.zoo import ZOO, specimen
+from tests.corpus.case import Case
+from tests.corpus.catalogue import INFERENCE
 from tests.native_cpu.plainly import differences, plain_run
 
 aten = torch.ops.aten
@@ -254,3 +257,20 @@ def test_rules_about_gpus_are_left_out() -> None:
     model, inputs = nn.Conv2d(3, 7, 3).eval(), (torch.randn(2, 3, 8, 8),)
     assert not [each for each in audited(model, inputs, strategies="cast").findings if each.rule.startswith("HWR")]
     assert [rule for rule in Settings().rulebook if rule.code.startswith("HWR")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_stated_errors_of_public_architectures_are_those_of_plain_runs(name: str) -> None:
+    found = specimen(name)
+    before = copy.deepcopy(found.model)
+    audit = audited(found.model, found.args, kwargs=found.kwargs)
+    assert differences(before, found.args, found.kwargs, audit) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", INFERENCE, ids=lambda case: case.name)
+def test_stated_errors_of_reported_failures_are_those_of_plain_runs(case: Case) -> None:
+    model, inputs = case.build()
+    before = copy.deepcopy(model.eval())
+    assert differences(before, inputs, {}, audited(model, inputs)) == []
