@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,29 +24,35 @@ HELP, AUDIT = ("--help",), ("net.py", "--strategies", "autocast,graph", "--out",
 """Words of the commands that are run: no feature but the deleted one may be missed by any of them."""
 
 
-def without(feature: str, root: Path, folder: Path) -> Path:
-    """A copy of the package, in which the feature's folder and line are deleted."""
+def check_without(features: Sequence[str], root: Path, folder: Path) -> None:
+    """A copy of the package, in which the folders and lines of features are deleted, audits a model."""
     for name in ("auditor", "rules", "reports", "docs"):
         shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.rmtree(folder / "auditor" / "features" / feature)
     registry = folder / "auditor" / "features" / "__init__.py"
     text = registry.read_text(encoding="utf-8")
-    line = f'    "{feature}",\n'
-    assert text.count(line) == 1
-    registry.write_text(text.replace(line, ""), encoding="utf-8")
-    return folder
-
-
-@pytest.mark.parametrize("feature", FEATURES)
-def test_without_a_feature_the_product_works(feature: str, root: Path, tmp_path: Path) -> None:
-    copy = without(feature, root, tmp_path)
-    (copy / "net.py").write_text(MODEL)
+    for feature in features:
+        shutil.rmtree(folder / "auditor" / "features" / feature)
+        line = f'    "{feature}",\n'
+        assert text.count(line) == 1
+        text = text.replace(line, "")
+    registry.write_text(text, encoding="utf-8")
+    (folder / "net.py").write_text(MODEL)
     for words in (HELP, AUDIT):
         run = subprocess.run(
-            [sys.executable, "-m", "auditor", *words], cwd=copy, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "auditor", *words], cwd=folder, capture_output=True, text=True, check=False
         )
         assert run.returncode == 0, run.stderr
-    assert (copy / "out" / "report.html").is_file()
+    assert (folder / "out" / "report.html").is_file()
+
+
+def test_without_any_feature_the_product_works(root: Path, tmp_path: Path) -> None:
+    check_without(FEATURES, root, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", FEATURES)
+def test_without_a_feature_the_product_works(feature: str, root: Path, tmp_path: Path) -> None:
+    check_without([feature], root, tmp_path)
 
 
 @pytest.mark.parametrize("feature", FEATURES)
