@@ -163,7 +163,10 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
     return [
         *shown,
         Prose("Times", times(audit), listed=True),
-        Fold("Each plan: what it keeps in FP32 and why", tuple(_plan_folds(audit, plans))),
+        Fold(
+            "Each plan: what it keeps in FP32 and why",
+            (Prose("", (_compiled_words(plans),), "muted"), *_plan_folds(audit, plans)),
+        ),
     ]
 
 
@@ -181,7 +184,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
         made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
         said = f"* recommended. FLOPs low: share of FLOPs in low precision. Speed-ups are {made}."
         memory = f" Predicted memory: {chosen.memory}." * bool(chosen.memory)
-        yield Prose("", (said + memory + _compiled_words(plans),), "muted")
+        yield Prose("", (said + memory,), "muted")
     yield Prose("Fails", failures(audit), listed=len(failures(audit)) > 1)
     yield Prose("Program", tuple(p.program for p in plans if p.program))
 
@@ -190,8 +193,8 @@ def _compiled_words(plans: Iterable[PlanView]) -> str:
     """Whether any plan ran under torch.compile, which rounds less; its errors are those of eager runs in any case."""
     compiled = any(each.plan.timed is not None and each.plan.timed.compiled is not None for each in plans)
     if compiled:
-        return " Errors were measured in eager mode; under torch.compile, plans ran for their times alone."
-    return " Errors were measured in eager mode, not under torch.compile."
+        return "Errors were measured in eager mode; under torch.compile, plans ran for their times alone."
+    return "Errors are those of eager runs, not of torch.compile."
 
 
 def failures(audit: Audit) -> tuple[str, ...]:

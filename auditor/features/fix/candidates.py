@@ -405,7 +405,9 @@ class Proposer:
             elif called_name(node) in _MADE and not any(one.arg == "dtype" for one in node.keywords):
                 for name in names[:2]:
                     yield Candidate(
-                        f"make the tensor in {name}.dtype", SAFE, ((self._with_keyword(node, f"dtype={name}.dtype"),),)
+                        f"create the tensor in {name}.dtype",
+                        SAFE,
+                        ((self._with_keyword(node, f"dtype={name}.dtype"),),),
                     )
             else:
                 yield from self._fp32_keyword(node, names)
@@ -423,7 +425,7 @@ class Proposer:
             if keyword.arg == "dtype" and ast.unparse(keyword.value) in (FP32, "torch.float"):
                 for name in names[:2]:
                     edit = self.source.replacement(keyword.value, f"{name}.dtype")
-                    yield Candidate(f"make the tensor in {name}.dtype", SAFE, ((edit,),))
+                    yield Candidate(f"create the tensor in {name}.dtype", SAFE, ((edit,),))
 
     def _is_float(self, node: ast.expr) -> bool:
         return any(self.names.leaves(node))

@@ -82,6 +82,7 @@ def test_an_audit_is_no_recording(files, capsys) -> None:
     assert "cannot read absent.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_targets_with_modules_of_the_same_name(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
@@ -101,6 +102,7 @@ def test_the_example_finds_its_constant(monkeypatch, capfd) -> None:
     assert "normed = centered * torch.rsqrt(variance + 1e-5)" in said
 
 
+@pytest.mark.slow
 def test_a_target_that_fails(files, capfd) -> None:
     assert cli.main(["compare", "a.py", "absent.py"]) == 2
     assert "absent.py does not exist" in capfd.readouterr().err

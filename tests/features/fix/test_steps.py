@@ -95,6 +95,7 @@ def test_which_targets_are_steps(tmp_path: Path) -> None:
     assert not is_step("json")
 
 
+@pytest.mark.slow
 def test_a_step_is_repaired_and_rehearsed(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(HEAD + body(CLIP, *UPDATE))

@@ -408,7 +408,7 @@ def test_a_loop_that_cannot_be_prepared_is_refused_in_one_line() -> None:
 )
 def test_the_examples_are_rehearsed(target: str, library: str, title: str, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip(library)
-    folder = Path(__file__).parents[2] / "examples" / "rehearse"
+    folder = Path(__file__).parents[3] / "examples" / "rehearse"
     asked = ["--steps", "3", "--quiet", "--no-remedies", "--out", str(tmp_path)]
     assert main(["rehearse", str(folder / target), *asked]) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -41,6 +41,7 @@ def explained(path: Path) -> Any:
     return replay(path, ranks.step, "ranks.py:step", made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_rank_has_its_batch_and_one_is_guilty(world: int, tmp_path: Path) -> None:
     paths = train(tmp_path, "ddp", world)
