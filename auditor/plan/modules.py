@@ -45,9 +45,14 @@ class Modules(Space):
 
     def __init__(self, problem: Problem, run: Callable[[Policy], float], budget: float, what: str = "error") -> None:
         super().__init__()
-        self.problem, self.budget, self.what, self._replayed = problem, budget, what, run
-        self.nothing, self.low = problem.evaluate(problem.energy.scopes), problem.evaluate(())
-        self.left, self.least = REPLAYS, problem.least
+        self.problem = problem
+        self.budget = budget
+        self.what = what
+        self._replayed = run
+        self.nothing = problem.evaluate(problem.energy.scopes)
+        self.low = problem.evaluate(())
+        self.least = problem.least
+        self.left = REPLAYS
 
     def replay(self, point: Candidate) -> float:
         """Output error of a replay of the recorded graph under a choice of precisions."""

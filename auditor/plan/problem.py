@@ -520,8 +520,12 @@ class Problem:
     def cast_square(self, resolution: Resolution, name: str, readers: Collection[str]) -> float:
         """Squared error of rounding an FP32 value for the operations `readers`: the largest over their formats."""
         formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
-        known = ((x.cast, self._share(name, readers, fmt)) for fmt in formats if (x := self.contribution(name, fmt)))
-        return min(max((cast**2 * share for cast, share in known), default=0.0), FORBIDDEN)
+        squares = list[float]()
+        for fmt in formats:
+            contribution = self.contribution(name, fmt)
+            if contribution is not None:
+                squares.append(contribution.cast**2 * self._share(name, readers, fmt))
+        return min(max(squares, default=0.0), FORBIDDEN)
 
     def _share(self, name: str, readers: Collection[str], format: str) -> float:
         """The share of a value's squared rounding error that reaches the outputs through `readers`, if other operations

@@ -174,18 +174,22 @@ def places_of(a: Side, b: Side) -> list[Place]:
         else:
             places.append(Place(a.recording.values[name], None))
     places += [Place(None, b.recording.values[name]) for name in left]
-    scale = len(b.recording.values) / max(len(a.recording.values), 1)
-
-    def rank(place: Place) -> tuple[bool, bool, float]:
-        sides = [(one, value) for one, value in ((a, place.a), (b, place.b)) if value is not None]
-        helper = all(_is_helper(one, value.name) for one, value in sides)
-        at = [one.positions[value.name] / (scale if one is b else 1) for one, value in sides]
-        return helper, len(sides) < 2, min(at)
-
-    places = reordered + sorted(places, key=rank)
+    places = reordered + sorted(places, key=lambda place: _rank(place, a, b))
     if places and (places[0].a is None or places[0].b is None):
         places = _complete(places)
     return places[:MOST]
+
+
+def _rank(place: Place, a: Side, b: Side) -> tuple[bool, bool, float]:
+    """Sorts pairs before places of one side, helpers last, and otherwise by the share of the run before the place."""
+    helpers = list[bool]()
+    shares = list[float]()
+    for side, value in ((a, place.a), (b, place.b)):
+        if value is not None:
+            helpers.append(_is_helper(side, value.name))
+            shares.append(side.positions[value.name] / len(side.recording.values))
+    is_lone = len(shares) < 2
+    return all(helpers), is_lone, min(shares)
 
 
 def _complete(places: list[Place]) -> list[Place]:
@@ -200,17 +204,32 @@ def _complete(places: list[Place]) -> list[Place]:
 
 def _affinity(a: Side, b: Side, ours: str, theirs: str) -> tuple[float, bool, float]:
     """How well two first values fit: inputs that they share, whether the operation is the same, and how near they are."""
-    x, y = a.recording.values[ours], b.recording.values[theirs]
     if _is_helper(a, ours) != _is_helper(b, theirs):
         return 0.0, False, 0.0
+    x = a.recording.values[ours]
+    y = b.recording.values[theirs]
+    is_same_op = x.op == y.op
     if x.is_stored or y.is_stored:
-        same_name = x.is_stored and y.is_stored and x.owner == y.owner
-        same_size = x.is_stored and y.is_stored and x.prints[0].count == y.prints[0].count
-        return float(same_name) + 0.5 * same_size, x.op == y.op, 0.0
-    shared = sum(bool({*a.matches.equal.get(source, [])} & {*y.inputs}) for source in x.inputs)
-    alike = 0.5 * (x.op == y.op and x.owner == y.owner)
-    near = -abs(a.positions[ours] / len(a.recording.values) - b.positions[theirs] / len(b.recording.values))
-    return shared + alike, x.op == y.op, near
+        return _affinity_of_stored(x, y), is_same_op, 0.0
+    shared = sum(_is_read(a, source, y) for source in x.inputs)
+    bonus = 0.5 if is_same_op and x.owner == y.owner else 0.0
+    share_before_x = a.positions[ours] / len(a.recording.values)
+    share_before_y = b.positions[theirs] / len(b.recording.values)
+    return shared + bonus, is_same_op, -abs(share_before_x - share_before_y)
+
+
+def _affinity_of_stored(x: Value, y: Value) -> float:
+    """How well two values fit of which at least one is a weight or buffer: by name, then by number of entries."""
+    if not (x.is_stored and y.is_stored):
+        return 0.0
+    same_name = 1.0 if x.owner == y.owner else 0.0
+    same_size = 0.5 if x.prints[0].count == y.prints[0].count else 0.0
+    return same_name + same_size
+
+
+def _is_read(side: Side, name: str, reader: Value) -> bool:
+    """Whether an operation of the other side reads a value that equals the value `name` of this side."""
+    return not set(side.matches.equal.get(name, ())).isdisjoint(reader.inputs)
 
 
 def _place(a: Side, b: Side, ours: str, theirs: str) -> Place:
@@ -223,9 +242,9 @@ def _place(a: Side, b: Side, ours: str, theirs: str) -> Place:
 def differing_inputs(place: Place, a: Side, b: Side) -> tuple[list[Value], list[Value]]:
     """The inputs of a place's two operations that the other one does not read."""
     assert place.a is not None and place.b is not None
-    ours = [name for name in place.a.inputs if not {*a.matches.equal.get(name, [])} & {*place.b.inputs}]
-    theirs = [name for name in place.b.inputs if not {*b.matches.equal.get(name, [])} & {*place.a.inputs}]
-    return [a.recording.values[name] for name in ours], [b.recording.values[name] for name in theirs]
+    ours = [a.recording.values[name] for name in place.a.inputs if not _is_read(a, name, place.b)]
+    theirs = [b.recording.values[name] for name in place.b.inputs if not _is_read(b, name, place.a)]
+    return ours, theirs
 
 
 def _reordered(a: Side, b: Side) -> list[Place]:
@@ -277,6 +296,9 @@ def _edge(side: Side) -> list[str]:
 
 def differ(a: Recording, b: Recording, pair: tuple[str, str], close: Closeness) -> bool:
     """Whether two outputs differ; their order counts if their shapes are equal and `close` asks for it."""
-    x, y = a.values[pair[0]], b.values[pair[1]]
-    ordered = close.ordered and x.prints[0].shape == y.prints[0].shape
-    return distance(x.prints[0], y.prints[0], ordered) > close.tolerance(x, y)
+    ours, theirs = pair
+    x = a.values[ours]
+    y = b.values[theirs]
+    have_equal_shapes = x.prints[0].shape == y.prints[0].shape
+    difference = distance(x.prints[0], y.prints[0], close.ordered and have_equal_shapes)
+    return difference > close.tolerance(x, y)

@@ -186,10 +186,17 @@ def _names(model: nn.Module) -> set[str]:
 
 
 def _optimizers_of(model: nn.Module) -> list[Any]:
+    """The optimizers in memory that update a parameter of the model."""
     own = {id(p) for p in model.parameters()}
-    every = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
-    with_groups = [one for one in every if "param_groups" in vars(one)]
-    return [one for one in with_groups if any(id(p) in own for group in one.param_groups for p in group["params"])]
+    result = list[Any]()
+    for optimizer in gc.get_objects():
+        is_optimizer = issubclass(type(optimizer), torch.optim.Optimizer)
+        if not is_optimizer or "param_groups" not in vars(optimizer):  # whose constructor did not finish
+            continue
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not own.isdisjoint(updated):
+            result.append(optimizer)
+    return result
 
 
 def _set_optimizers(capsule: Capsule, optimizers: Sequence[Any]) -> None:
