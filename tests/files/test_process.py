@@ -140,6 +140,15 @@ def test_a_stdout_that_is_closed_full_or_no_longer_read(tmp_path: Path, root: Pa
         assert done.stderr.startswith("error: standard output cannot be written to (No space left on device)")
 
 
+def test_a_users_file_that_is_called_as_one_of_pythons_is_not_imported(root: Path, tmp_path: Path) -> None:
+    for name in ("signal", "re", "argparse"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported')\n")
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    words = [sys.executable, "-m", "auditor", "explain", "bad-option"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_signal_after_the_end_changes_no_exit_code(root: Path) -> None:
     class_ = "class Late:\n    def __del__(self): os.kill(os.getpid(), signal.SIGINT)"
     code = f"import os, signal\nfrom auditor.cli import main\n{class_}\nlate = Late()\nraise SystemExit(main())"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from auditor.artefact.emit import emit
+from auditor.artefact.source import make_original
 from auditor.isolation.members import size_of
 from auditor.loading import load
 
@@ -65,3 +66,36 @@ def test_without_the_directory_the_message_names_it_and_the_fix(project: Path, t
     assert "opens 'sizes/width.txt', relative to the directory of the audit" in last
     assert f"{project / 'gone'}, which is missing" in last
     assert "correct `working_directory` in SOURCE" in last
+
+
+def test_a_file_that_changes_the_directory_on_import_is_built_a_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its import, which happens once, leaves the process where the factory finds its files."""
+    project = tmp_path / "moving"
+    project.mkdir()
+    (project / "width.txt").write_text("3")
+    moving = (
+        "import os\nfrom pathlib import Path\nfrom torch import nn\nos.chdir(Path(__file__).parent)\n"
+        "def build(): return nn.Linear(int(Path('width.txt').read_text()), 2)\n"
+    )
+    (project / "changes_directory.py").write_text(moving)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    source = {
+        "path": "moving/changes_directory.py",
+        "digest": None,
+        "module": "changes_directory",
+        "working_directory": "elsewhere",
+        "symbol": "build",
+        "kind": "factory",
+        "folder": None,
+        "weights": None,
+        "init_args": (),
+        "init_kwargs": {},
+    }
+    for _ in range(2):
+        model = make_original(source, str(tmp_path / "patched_model.py"), (), {})
+        assert model.in_features == 3
+        assert Path.cwd() == elsewhere
