@@ -43,10 +43,10 @@ def offer(audit: Audit) -> str:
     if not audit.repairs or not audit.subject.file or audit.fixed is not None:
         return ""
     best = audit.repairs[0]
-    listed = " and ".join(best.causes[:2])
+    causes = " and ".join(best.causes[:2])
     return (
-        f"`python -m auditor fix {audit.subject.target}` searches for a change of {listed}: the plan after it is predicted at "
-        f"{best.speedup:.2f}x instead of {best.before:.2f}x."
+        f"`python -m auditor fix {audit.subject.target}` searches for a change of your source that repairs this ({causes}), and "
+        f"runs it. The plan after it is predicted at {best.speedup:.2f}x instead of {best.before:.2f}x."
     )
 
 
