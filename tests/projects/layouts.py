@@ -482,7 +482,8 @@ def serve() -> None:
                 extra = [str(Path(cwd, path)) for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
                 os.environ.update(env)
                 sys.path[:] = [cwd, *extra, *before]
-                sys.argv[:] = ["auditor", *map(str, arguments)]
+                words = [] if job == "script" else arguments  # a program of the user's is started without words
+                sys.argv[:] = ["auditor", *words]
                 try:
                     answer = JOBS[job](*arguments)
                 except BaseException:
