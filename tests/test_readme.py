@@ -1,5 +1,5 @@
 """Every `sh` and `python` block of the documents is run, what the README's command answers and writes is what it should
-be, and the numbers in the README are those of the sample report. `bash` and `py` mark blocks that need what a checkout lacks."""
+be, and the numbers in the README are those of the sample report. `bash` and `py` mark blocks that need more than a checkout has."""
 
 import json
 import os
