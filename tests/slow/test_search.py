@@ -7,9 +7,8 @@ import pytest
 from torch import Tensor, nn
 
 from auditor.plan.modules import Modules
-from auditor.plan.plans import Planner
 from auditor.plan.search import MARGIN, Candidate
-from tests.support.planning import planning_of
+from tests.support.planning import planner_of, planning_of
 from tests.support.searched import MODELS
 
 pytestmark = pytest.mark.slow
@@ -53,7 +52,7 @@ def best_by_chance(space: Modules, limit: float, *starts: Candidate) -> Candidat
 @pytest.mark.parametrize("build", MODELS)
 def test_no_long_random_search_is_a_fifth_faster(build: Callable[[], tuple[nn.Module, Tensor]], budget: float) -> None:
     model, x = build()
-    planner = Planner(planning_of(model.eval(), x, formats=("bf16",), max_error=budget))
+    planner = planner_of(planning_of(model.eval(), x, formats=("bf16",), max_error=budget))
     limit = MARGIN * budget
     made = planner.make(dict.fromkeys(planner.spaces, limit))
     for name, space in planner.spaces.items():
