@@ -271,8 +271,8 @@ def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Calla
     why = "native code (outside Python) crashed"
     if code >= 0:
         why = (
-            "the model's code ended it, or a library did, for example when memory ran out; the output above has the details. "
-            "Let your code raise an exception instead"
+            "the model's code ended it, or a library did, for example because the process was out of memory; "
+            "the output above has the details. Let your code raise an exception instead"
         )
     elif -code == signal.SIGKILL:
         why = "the system kills processes when memory runs out"

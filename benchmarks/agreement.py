@@ -192,7 +192,7 @@ def table(result: Agreement, rules: tuple[Rule, ...]) -> str:
     foreseen = result.failing - len(result.unforeseen)
     sentence = f"Of {result.failing} failing cases, {foreseen} are foreseen by a warning or an error before any tensor is run low"
     rest = f"; not {', '.join(result.unforeseen)}" if result.unforeseen else ""
-    broken = "".join(f" Not audited: {name} ({error})." for name, error in result.upcast.items())
+    broken = "".join(f" Not audited: {name} ({error})." for name, error in result.raised.items())
     head = ["| rule | name | severity | confidence | failing | sound | own example |", "|---|---|---|---|---|---|---|"]
     return "\n".join([HEAD, f"{sentence}{rest}. {result.sound} models are sound.{broken}\n", *head, *rows]) + "\n"
 

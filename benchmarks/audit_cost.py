@@ -88,7 +88,7 @@ AS_USED = {
 def core(name: str) -> Row:
     """Capture, measure and attribute, with a forward timed before and after them in the same process."""
     model, args = build(name)
-    subject = from_object(model, args, name=name)
+    subject = from_object(model, args)
     before = forward_seconds(model, args)
     loaded = peak_mib()
     row: Row = {"model": name, "loaded MiB": loaded}

@@ -59,7 +59,7 @@ class Stopwatch:
 def parts(name: str) -> Row:
     """Seconds of every part for one model, and of both stages together."""
     model, args = build(name)
-    subject = from_object(model, args, name=name)
+    subject = from_object(model, args)
     forward = forward_seconds(model, args)
     watch = Stopwatch()
     for part, (holder, functions) in PARTS.items():

@@ -73,7 +73,7 @@ def measured(name: str) -> Row:
     torch.manual_seed(0)
     model, args = build(name) if name in MODELS else OTHERS[name]()
     model.eval()
-    subject = from_object(model, args, name=name)
+    subject = from_object(model, args)
     forward = forward_seconds(model, args)
     with in_eval(model):
         captured = capture(subject, FORMATS)

@@ -148,6 +148,12 @@ def _explain(error: Exception) -> tuple[str, str]:
     if out_of_memory(error):
         message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
         error = AuditorError(message, slug="out-of-memory")
+    if isinstance(error, SystemError):  # what Python raises where native code fails and does not say why
+        message = (
+            f"native code failed ({first_line(error)[:200]}), most often because the process was out of memory: "
+            "use a machine with more memory, or smaller inputs"
+        )
+        error = AuditorError(message, slug="out-of-memory")
     if isinstance(error, AuditorError):
         if error.slug == "bad-option":
             return str(error), f"`{PROGRAM} --help` lists the options"

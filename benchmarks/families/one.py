@@ -77,7 +77,7 @@ def _said(audit: Audit) -> Row:
         "recommended": audit.recommended,
         "autocast_holds": bool(held),
         "autocast_error": min((e for e in errors.values() if e is not None and math.isfinite(e)), default=None),
-        "warnings": [*audit.subject.warnings, *audit.warnings][:3],
+        "warnings": list(audit.warnings[:3]),
     }
 
 

@@ -487,7 +487,7 @@ def serve() -> None:
                 try:
                     answer = JOBS[job](*arguments)
                 except BaseException:
-                    answer = {"upcast": traceback.format_exc()}
+                    answer = {"raised": traceback.format_exc()}
                 with os.fdopen(written, "w") as pipe:
                     json.dump(answer, pipe)
                 os._exit(0)

@@ -39,7 +39,7 @@ def ask() -> Iterator[Ask]:
             words = [job, arguments, str(root / cwd), dict(layout.env)]
             print(json.dumps(words), file=server.stdin, flush=True)
             answer: dict[str, Any] = json.loads(server.stdout.readline())
-            assert "upcast" not in answer, (arguments, answer["upcast"])
+            assert "raised" not in answer, (arguments, answer["raised"])
             return answer
 
         yield done

@@ -21,7 +21,7 @@ def result() -> Agreement:
 
 def test_every_model_can_be_confronted() -> None:
     print(table(result(), RULES))
-    assert result().upcast == {}
+    assert result().raised == {}
 
 
 def test_every_failing_case_is_foreseen() -> None:

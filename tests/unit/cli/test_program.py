@@ -161,6 +161,14 @@ def test_bugs_are_one_line_too_and_debug_shows_the_traceback(stages, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_native_code_that_fails_without_a_reason_is_most_often_out_of_memory(stages, capsys):
+    stages.error = SystemError("<function _find_and_load> returned NULL without setting an exception")
+    assert cli.main(["model.py"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "out of memory" in lines[-2]
+    assert lines[-1] == "hint: `python -m auditor explain out-of-memory` explains this error"
+
+
 def test_interrupt(stages, capsys, tmp_path):
     stages.error = KeyboardInterrupt()
     assert cli.main(["model.py"]) == 130
