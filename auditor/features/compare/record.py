@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 
 from ...capture.capture import assemble
+from ...capture.functional import PinnedDraw
 from ...capture.record import record
 from ...emulation.emulate import Emulation
 from ...emulation.regions import Region
@@ -34,8 +35,9 @@ from ...numerics.entries import entries, over_tensors
 from ...numerics.formats import dtype_name, is_low
 from ...numerics.nodes import arguments_with_defaults, overload_of, row_of, tensors_in
 from ...records import Batch, Capture, Subject
-from .fingerprint import Fingerprint, deviation, fingerprint, project, reordered, sketch
-from .recording import Output, Recording, Value
+from .fingerprint import Fingerprint, deviation, distance, fingerprint, project, reordered, sketch
+from .own import OwnBackward, run_backward
+from .recording import Output, Recording, Value, limit_inner
 from .replay import InDouble, double_by_default
 
 LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "numpy")
@@ -49,6 +51,9 @@ SAMPLE = 4096
 
 VARIED = 32
 """Minimum number of different entries of a tensor whose digits say how it was stored."""
+
+UNFAITHFUL = 1e-4
+"""Relative difference beyond which the recorded operations' gradients are not those of the model."""
 
 LONGEST = 120
 """Maximum number of characters of a source line, and of the value of an argument."""
@@ -128,7 +133,10 @@ def _record_batch(
         backward_failed = measured.replay()
         if measured.flips:
             measured.replay_with_decisions()
+    if gradients and backward_failed is None:
+        measured.compare_with_own(_own_backward(subject, batch, seed, run))
     values = {n.name: measured.value_of(n) for n in run.capture.graph_module.graph.nodes if n.name in measured.prints}
+    values = limit_inner(values)
     named = zip(run.outputs.names, run.capture.outputs, measured.outputs, run.outputs, strict=True)
     outputs = tuple(_output(*one) for one in named)
     return Recording(
@@ -137,7 +145,14 @@ def _record_batch(
         values=values,
         outputs=outputs,
         not_compared=tuple(_not_compared(run, measured, values, backward_failed)),
+        own_backwards=measured.own.functions,
     )
+
+
+def _own_backward(subject: Subject, batch: Batch, seed: int, run: _Run) -> OwnBackward:
+    """The model's own backward pass."""
+    draws = any(isinstance(n.target, PinnedDraw) for n in run.capture.graph_module.graph.nodes)
+    return run_backward(subject.model, batch, seed, draws)
 
 
 def _output(name: str, value: str, wide: torch.Tensor, run: torch.Tensor) -> Output:
@@ -196,7 +211,7 @@ def _run_once(
 class _Measured:
     """What FP64 replays say of a run. prints, live, gradients, errors, slack, flips: {node: ...}, see `Value`.
 
-    outputs: the outputs in FP64.
+    outputs: the outputs in FP64. own: the model's own backward pass; own_gradients: parameters whose gradient is its.
     """
 
     def __init__(self, run: _Run, gradients: bool) -> None:
@@ -210,6 +225,8 @@ class _Measured:
         self.order_slack = dict[str, float]()
         self.outputs = list[torch.Tensor]()
         self.semantics = InDouble("all" if gradients else "values")
+        self.own = OwnBackward()
+        self.own_gradients = set[str]()
         self._units = dict[str, float]()
         self._dtypes = dict[str, torch.dtype]()
         self._deciding = find_deciding(run.capture)
@@ -312,6 +329,23 @@ class _Measured:
             real = [x.real for x in projected]
             torch.autograd.grad(torch.stack(real).sum(), self.semantics.leaves, allow_unused=True)
 
+    def compare_with_own(self, own: OwnBackward) -> None:
+        """Use the gradients of the model's own backward pass where the recorded operations have others."""
+        self.own = own
+        if own.failure is not None:
+            return
+        found = {name: fingerprint(gradient) for name, gradient in own.gradients.items()}
+        largest = max((print.second / max(print.count, 1) for print in found.values()), default=0.0)
+        for place in self.run.capture.placeholders:
+            theirs = found.get(place.fqn or "")
+            if place.kind != "parameter" or theirs is None:
+                continue
+            ours = self.gradients.get(place.name, {}).get(0) or _zero_like(theirs)
+            is_zero = max(ours.second, theirs.second) / max(theirs.count, 1) <= UNFAITHFUL**2 * largest
+            if not is_zero and distance(ours, theirs, ordered=True) > UNFAITHFUL:
+                self.gradients[place.name] = {0: theirs}
+                self.own_gradients.add(place.name)
+
     def replay_with_decisions(self) -> None:
         """Replay with the decisions of the run: the errors are then those of the continuous part."""
         held = {name: self.run.actual[name] for name in self._deciding if name in self.run.actual}
@@ -351,6 +385,7 @@ class _Measured:
             trainable = isinstance(given, nn.Parameter) and given.requires_grad
             owner = place.fqn or (place.made.name if place.made is not None else "") or n.name
             source = place.made.source if place.made is not None else None
+            measured["own_gradient"] = n.name in self.own_gradients
             return Value(n.name, kind, kind, owner, (), source=source, trainable=trainable, **measured)
         return Value(
             n.name,
@@ -377,6 +412,11 @@ class _Measured:
         """Fingerprints of a node's results by position; () without any."""
         own = found.get(name)
         return tuple(map(own.get, range(count))) if own else ()
+
+
+def _zero_like(print: Fingerprint) -> Fingerprint:
+    """The fingerprint of zeros."""
+    return Fingerprint(print.shape, print.count, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def fitting_format(x: torch.Tensor) -> str:
@@ -447,6 +487,9 @@ def _not_compared(run: _Run, measured: _Measured, values: Mapping[str, Value], f
         yield f"gradients: the backward pass in FP64 failed ({failed})"
     elif not run.gradients:
         yield "gradients: the model does not run with autograd on"
+    if measured.own.failure is not None:
+        named = ", ".join(measured.own.functions) or "code of the model's own"
+        yield f"gradients by the backward of {named}: the model's own backward pass fails ({measured.own.failure})"
     lost = sorted({row_of(n).name for n in run.capture.graph_module.graph.nodes if n.name in measured.semantics.lost})
     if lost and measured.gradients:
         yield f"gradients through {', '.join(lost)}, which have none"
