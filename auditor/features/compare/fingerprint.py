@@ -221,21 +221,21 @@ def sketch(*tensors: torch.Tensor) -> list[tuple[float, ...]]:
     """SKETCHES random projections of each of some tensors of one shape; the signs are the same in every process."""
     flat = [entries(x.detach()).double().reshape(-1) for x in tensors]
     flat = [torch.where(x.abs() < LARGEST, x, 0.0) for x in flat]
-    positions = torch.arange(len(flat[0]), dtype=torch.int64, device=flat[0].device)
+    bits = _random_bits(len(flat[0]), flat[0].device)
     rows = []
     for number in range(SKETCHES):
-        signs = _signs(positions, number)
+        signs = ((bits >> number) & 1).double() * 2 - 1
         rows.append([float(x @ signs) for x in flat])
     return [*zip(*rows, strict=True)]
 
 
-def _signs(positions: torch.Tensor, number: int) -> torch.Tensor:
-    """Pseudo-random signs, 1.0 or -1.0, one for each position: bits of an integer hash (of splitmix64)."""
-    start = (number + 1) * 0xBF58476D1CE4E5B % 2**62
-    bits = positions * 0x9E3779B97F4A7C1 + start
+def _random_bits(length: int, device: torch.device) -> torch.Tensor:
+    """SKETCHES pseudo-random bits for each position, the same in every process: of an integer hash (of splitmix64)."""
+    positions = torch.arange(length, dtype=torch.int64, device=device)
+    bits = positions * 0x9E3779B97F4A7C1 + 0xBF58476D1CE4E5B
     bits = (bits ^ (bits >> 30)) * 0x3F58476D1CE4E5B9
     bits = (bits ^ (bits >> 27)) * 0x14D049BB133111EB
-    return ((bits >> 40) & 1).double() * 2 - 1
+    return bits >> 24
 
 
 def sketch_distance(one: Sequence[float], other: Sequence[float]) -> float:

@@ -12,9 +12,6 @@ from .recording import Recording, Value
 EXACT = 1e-9
 """Relative difference up to which gradients in FP64 are equal: a backward pass magnifies rounding more than a forward."""
 
-EXACT_OF_OWN = 1e-4
-"""The same for gradients of a model's own backward pass, whose code may cast to FP32."""
-
 ZERO = 1e-9
 """A gradient whose entries are this many times smaller than those of the largest gradient is zero up to rounding."""
 
@@ -48,6 +45,7 @@ def compare_gradients(
     if has_lone or not all(in_order.are_equal(a.values[x], b.values[y]) for x, y in outputs):
         return [], "gradients, since the runs return other outputs, or in another layout"
     scale = _scale(a)
+    of_own = max(a.own_tolerance, b.own_tolerance)
     changes = list[GradientChange]()
     for name, others in ours.equal.items():
         x = a.values[name]
@@ -60,7 +58,7 @@ def compare_gradients(
             changes.append(GradientChange(x, partners[0], "frozen in B, trained in A"))
         elif not x.trainable and all(y.trainable for y in partners):
             changes.append(GradientChange(x, partners[0], "frozen in A, trained in B"))
-        elif not any(_equal(x, y, scale) for y in partners):
+        elif not any(_equal(x, y, scale, of_own) for y in partners):
             changes.append(GradientChange(x, partners[0], _described(x, partners[0])))
     if not changes:
         return [], None
@@ -84,14 +82,15 @@ def _gradient(value: Value) -> Fingerprint | None:
     return value.gradients[0] if value.gradients else None
 
 
-def _equal(x: Value, y: Value, scale: float) -> bool:
-    """Whether two values have the same gradient, up to rounding."""
+def _equal(x: Value, y: Value, scale: float, of_own: float = EXACT) -> bool:
+    """Whether two values have the same gradient, up to rounding. of_own: tolerance for gradients of a model's own
+    backward pass."""
     ours, theirs = _gradient(x), _gradient(y)
     if max(_mean_square(ours), _mean_square(theirs)) <= ZERO * scale:
         return True
     if ours is None or theirs is None:
         return False
-    tolerance = EXACT_OF_OWN if x.own_gradient or y.own_gradient else EXACT
+    tolerance = of_own if x.own_gradient or y.own_gradient else EXACT
     return distance(ours, theirs) <= tolerance
 
 

@@ -231,7 +231,7 @@ def _own_backwards(found: Comparison) -> list[Block]:
             continue
         named = ", ".join(recording.own_backwards) or "code of the model's own, such as a hook"
         lines.append(f"Gradients of {side} are other ones than its operations have: see the backward of {named}.")
-    return [Prose("First", tuple(lines))] if lines else []
+    return [Prose("Backward", tuple(lines))] if lines else []
 
 
 def _outputs(found: Comparison) -> list[Block]:

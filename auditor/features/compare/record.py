@@ -37,7 +37,7 @@ from ...numerics.nodes import arguments_with_defaults, overload_of, row_of, tens
 from ...records import Batch, Capture, Subject
 from .fingerprint import Fingerprint, deviation, distance, fingerprint, project, reordered, sketch
 from .own import OwnBackward, run_backward
-from .recording import Output, Recording, Value, limit_inner
+from .recording import OWN_GRADIENT, OWN_GRADIENT_LOW, Output, Recording, Value, limit_inner
 from .replay import InDouble, double_by_default
 
 LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "numpy")
@@ -51,9 +51,6 @@ SAMPLE = 4096
 
 VARIED = 32
 """Minimum number of different entries of a tensor whose digits say how it was stored."""
-
-UNFAITHFUL = 1e-4
-"""Relative difference beyond which the recorded operations' gradients are not those of the model."""
 
 LONGEST = 120
 """Maximum number of characters of a source line, and of the value of an argument."""
@@ -118,10 +115,28 @@ class _Run:
     gradients: bool
 
     @cached_property
+    def fits(self) -> Mapping[str, str]:
+        """{placeholder: the low dtype in which it was stored before, or ""}."""
+        names = (place.name for place in self.capture.placeholders)
+        tensors = (tensors_in(x) for x in self.given)
+        return {name: fitting_format(each[0]) if each else "" for name, each in zip(names, tensors, strict=True)}
+
+    @cached_property
+    def units(self) -> Mapping[str, float]:
+        """{placeholder: the rounding unit of the dtype in which it is or was stored}."""
+        units = dict[str, float]()
+        for place, value in zip(self.capture.placeholders, self.given, strict=True):
+            tensors = tensors_in(value)
+            fitting = self.fits[place.name]
+            unit = _unit_of(tensors[0]) if tensors else 0.0
+            units[place.name] = torch.finfo(getattr(torch, fitting)).eps / 2 if fitting else unit
+        return units
+
+    @cached_property
     def stored_unit(self) -> float:
         """The largest rounding unit of the dtypes of parameters."""
-        places = zip(self.capture.placeholders, self.given, strict=True)
-        return max((_stored_unit(x) for place, x in places if place.kind == "parameter"), default=UNIT)
+        places = self.capture.placeholders
+        return max((self.units[place.name] for place in places if place.kind == "parameter"), default=UNIT)
 
 
 def _record_batch(
@@ -297,7 +312,7 @@ class _Measured:
         self._units[n.name] = unit
         root = math.sqrt(max(print.count, 1))
         if n.op == "placeholder":
-            unit = _stored_unit(own[0])
+            unit = self.run.units[n.name]
             self.slack[n.name] = 4 * unit / root
             self.order_slack[n.name] = unit
             return
@@ -336,13 +351,15 @@ class _Measured:
             return
         found = {name: fingerprint(gradient) for name, gradient in own.gradients.items()}
         largest = max((print.second / max(print.count, 1) for print in found.values()), default=0.0)
+        dtypes = {x.dtype for value in self.run.actual.values() for x in tensors_in(value)}
+        tolerance = OWN_GRADIENT_LOW if any(map(is_low, dtypes)) else OWN_GRADIENT
         for place in self.run.capture.placeholders:
             theirs = found.get(place.fqn or "")
             if place.kind != "parameter" or theirs is None:
                 continue
             ours = self.gradients.get(place.name, {}).get(0) or _zero_like(theirs)
-            is_zero = max(ours.second, theirs.second) / max(theirs.count, 1) <= UNFAITHFUL**2 * largest
-            if not is_zero and distance(ours, theirs, ordered=True) > UNFAITHFUL:
+            is_zero = max(ours.second, theirs.second) / max(theirs.count, 1) <= tolerance**2 * largest
+            if not is_zero and distance(ours, theirs, ordered=True) > tolerance:
                 self.gradients[place.name] = {0: theirs}
                 self.own_gradients.add(place.name)
 
@@ -381,7 +398,7 @@ class _Measured:
             assert place is not None
             given = self._given(n)
             kind = "decision" if n.name.startswith("held_") else place.kind
-            measured["fits"] = fitting_format(given) if kind == "parameter" else ""
+            measured["fits"] = self.run.fits[n.name] if kind == "parameter" else ""
             trainable = isinstance(given, nn.Parameter) and given.requires_grad
             owner = place.fqn or (place.made.name if place.made is not None else "") or n.name
             source = place.made.source if place.made is not None else None
@@ -427,18 +444,12 @@ def fitting_format(x: torch.Tensor) -> str:
     if x.dtype is not torch.float32 or x.is_sparse or not x.numel():
         return ""
     sample = x.detach().reshape(-1)[:SAMPLE]
-    if len(set(sample.tolist())) < VARIED:
+    if len(sample.unique()) < VARIED:
         return ""
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(sample.to(dtype).float(), sample) and torch.equal(x.detach().to(dtype).float(), x.detach()):
             return dtype_name(dtype)
     return ""
-
-
-def _stored_unit(x: torch.Tensor) -> float:
-    """The rounding unit of the dtype in which a tensor is or was stored."""
-    fitting = fitting_format(x)
-    return torch.finfo(getattr(torch, fitting)).eps / 2 if fitting else _unit_of(x)
 
 
 def _unit_of(x: torch.Tensor) -> float:

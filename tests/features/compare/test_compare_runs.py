@@ -475,6 +475,12 @@ def test_a_wrong_backward_of_ones_own_is_named(factor: float) -> None:
     assert "Gradients of B" in text and "Clip (test_compare_runs.py:" in text
 
 
+def test_a_cast_to_low_precision_is_no_backward_of_ones_own() -> None:
+    found = compare(run(seeded(Cast, False), gradients=True), run(seeded(Cast, True), gradients=True))
+    assert found.verdict == "rounding"
+    assert found.gradients == ()
+
+
 def test_equal_backwards_of_ones_own_are_equal() -> None:
     found = compare(run(seeded(Clipped, 0.5), gradients=True), run(seeded(Clipped, 0.5), gradients=True))
     assert found.verdict == "equal"
