@@ -12,6 +12,7 @@ from torch import nn
 from auditor.errors import AuditorError
 from auditor.features.compare import page
 from auditor.features.compare.compare import Comparison, compare
+from auditor.features.compare.fingerprint import sketch, sketch_distance
 from auditor.features.compare.record import record_run
 from auditor.features.compare.recording import Recording, read, to_json
 from auditor.loading.subject import from_object
@@ -612,6 +613,16 @@ def test_the_page_has_a_line_for_each_note_and_shows_code_as_code() -> None:
         assert f"<li>Not compared: {note}.</li>" in shown
     assert shown.count("The runs differ: first at") == 1
     assert "<li>torch: 2.13.0 in A, 2.14.1 in B</li>" in pages.rounding()
+
+
+@pytest.mark.parametrize("changed", [slice(None), slice(0, None, 16), slice(0, 300)])
+def test_sketches_estimate_a_distance(changed: slice) -> None:
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = x.clone()
+    y[changed] *= 1 + 1e-3
+    exact = float((x - y).norm() / x.norm())
+    assert sketch_distance(*sketch(x, y)) == pytest.approx(exact, rel=0.6)
+    assert sketch_distance(*sketch(x[:1], y[:1])) == pytest.approx(1e-3, rel=0.01)
 
 
 def test_inputs_that_differ_by_a_rounding_are_accepted() -> None:
