@@ -47,6 +47,7 @@ from .records.training import Training
 from .report.view import warnings_of
 from .report.words import label
 from .rulebook.causes import FlowGraph, about, findings_of, input_names
+from .rulebook.compiled import Recomputed, unrounded_if_trained
 from .rulebook.inputs import input_magnitudes
 from .rulebook.load import spread
 from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of, unsafe_backward
@@ -200,8 +201,8 @@ def _apply_rules(
 ) -> tuple[Finding, ...]:
     """The findings of all rules, with their causes, before their severity under a plan is known."""
     options = case.options
-    gradients = step.changed_by_compiler(model.capture) if step is not None else {}
     with case.stages("classify", f"{len(options.rulebook)} rules"):
+        gradients = _changed_by_compiler(case, model, step)
         return findings_of(
             model.capture,
             model.measured,
@@ -216,6 +217,14 @@ def _apply_rules(
             failed=all_low.failed,
             gradients=gradients,
         )
+
+
+def _changed_by_compiler(case: Case, model: MeasuredModel, step: MeasuredStep | None) -> Recomputed:
+    """Operations whose gradients torch.compile may turn NaN: in the audited training step, or if the model is trained."""
+    if step is not None:
+        return step.changed_by_compiler(model.capture)
+    options = case.options
+    return unrounded_if_trained(model.capture, case.subject, model.measured.ranges, options.formats[0], options.seed)
 
 
 def _make_plans(case: Case, planning: PlanningContext, all_low: AllLow) -> MadePlans:

@@ -166,6 +166,14 @@ def _outline(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape, dtype=torch.int8 if x.is_quantized else x.dtype, device="meta")
 
 
+def carries_gradient(node: fx.Node) -> bool:
+    """Whether a recorded node's result depends on a parameter that requires a gradient, through differentiable values.
+
+    Detached values and results of `no_grad` blocks are cut off only in recordings of runs with gradients enabled.
+    """
+    return bool(node.meta.get(_GRADIENT))
+
+
 def ends(node: fx.Node, x: torch.Tensor) -> bool:
     """Whether `x` requires no gradient, although the result of `node` would require one in a replay.
 

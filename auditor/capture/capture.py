@@ -94,6 +94,22 @@ def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) 
     return ModelPath(result, tuple(usable(result, subject)), outputs.names, outputs if repeats else None)
 
 
+def record_with_gradients(subject: Subject, seed: int = 0) -> Capture:
+    """Record the first batch's run with gradients enabled, so that detached values and `no_grad` blocks are known.
+
+    Exceptions of the model's code are passed on.
+    """
+    batch: Batch = subject.batches[0]
+
+    def run() -> Recording:
+        with isolate(batch):  # changes to the inputs are not state of the model
+            recording, _ = record(subject.model, batch)
+        return recording
+
+    recording = from_the_start(subject.model, batch, run, seed, gradients=True)
+    return assemble(recording, subject.model, batch)
+
+
 def _check_floating(found: Capture, name: str, outputs: NamedTensors) -> None:
     """Raises CaptureError(slug="nothing-to-audit") if no recorded operation could run in another precision."""
     floating = [node.dtype for node in found.nodes.values() if node.floating]

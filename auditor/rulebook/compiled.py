@@ -15,11 +15,14 @@ from itertools import permutations
 import torch
 from torch import fx
 
+from ..capture.builder import carries_gradient
+from ..capture.capture import record_with_gradients
 from ..capture.paths import reach, same_operations
+from ..errors import let_through
 from ..execution.policy import Policy, plain
 from ..execution.resolve import Resolution, resolve
 from ..numerics.nodes import arguments, arguments_with_defaults, dtype, row_of
-from ..records import Capture, Magnitudes
+from ..records import Capture, Magnitudes, Subject
 from .mixed import in_line
 
 RangeOf = Callable[[str], Magnitudes | None]
@@ -69,6 +72,47 @@ def unrounded_gradients(
     found = _described(step, under, lambda low: _differentiated(step, receiving, low, range_of))
     same = same_operations(step, captured)
     return {same[name]: makers for name, makers in found.items() if name in same}
+
+
+def unrounded_if_trained(
+    captured: Capture, subject: Subject, ranges: Mapping[str, Magnitudes], fmt: str, seed: int
+) -> Recomputed:
+    """The extremes whose gradients a compiler may turn NaN if the model is trained, known without a training step.
+
+    Only if the audited graph has such extremes, the model is recorded once more, with gradients enabled, to see which
+    of them would receive a gradient. A model that does not run with gradients cannot be trained. ranges: magnitudes
+    measured in FP32.
+    """
+    extremes = {node.name for node in captured.graph_module.graph.nodes if is_extreme(node)}
+    if not extremes:
+        return {}
+    under = {name: resolve(Policy(captured, name, plain(fmt), fmt)) for name in ("autocast", "cast")}
+    found = _described(captured, under, lambda low: _differentiated(captured, extremes, low, ranges.get))
+    if not found:
+        return {}
+    try:
+        recorded = record_with_gradients(subject, seed)
+    except Exception as error:
+        let_through(error)
+        return {}
+    same = same_operations(recorded, captured)
+    receiving = {same.get(name) for name in _receiving(recorded)}
+    return {name: makers for name, makers in found.items() if name in receiving}
+
+
+def _receiving(recorded: Capture) -> list[str]:
+    """Operations of a run recorded with gradients whose results would receive a gradient from the outputs."""
+
+    def differentiated(node: fx.Node) -> list[fx.Node]:
+        """The inputs to which a backward pass hands a gradient."""
+        if row_of(node).asks_shape:
+            return []
+        return [source for source in node.all_input_nodes if carries_gradient(source)]
+
+    nodes = {node.name: node for node in recorded.graph_module.graph.nodes}
+    outputs = [nodes[name] for name in recorded.outputs]
+    reached = reach(filter(carries_gradient, outputs), differentiated)
+    return [node.name for node in reached]
 
 
 def _described(

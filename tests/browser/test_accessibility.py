@@ -9,6 +9,7 @@ import pytest
 from auditor.document.compare import compare
 from auditor.report import diff
 from auditor.reporters import html
+from tests.features.compare.pages import differing, rounding
 from tests.unit.report.factory import make_audit
 
 SPEC = importlib.util.find_spec("axe_playwright_python")
@@ -37,6 +38,8 @@ PAGES = {
     "no plan": lambda: html(make_audit(30, formats=("bf16",), recommended=None)),
     "comparison": compared,
     "hostile comparison": lambda: compared(hostile=True),
+    "runs that differ": differing,
+    "runs that round": rounding,
 }
 
 

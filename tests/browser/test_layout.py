@@ -13,6 +13,7 @@ from auditor.records.generation import Generation, PartShare, StoredCache, Token
 from auditor.records.quantization import QuantizedLayer, QuantizedPlan
 from auditor.reporters import html
 from tests.browser.conftest import AUDITS, OVERFLOW
+from tests.features.compare.pages import differing, rounding
 from tests.features.rehearsal.test_page import made
 from tests.unit.report.factory import make_audit, with_reasons
 
@@ -249,3 +250,13 @@ def test_no_button_lies_on_code(page, reports, width):
     }).length"""
     assert page.run("document.querySelectorAll('.code .copy:not([hidden])').length") > 0
     assert page.run(covered) == 0
+
+
+@pytest.mark.parametrize("render_page", [differing, rounding])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+def test_two_runs_compared_fit_a_phone(page, tmp_path, render_page, width, scheme):
+    (tmp_path / "compare.html").write_text(render_page(), encoding="utf-8")
+    page.open(tmp_path / "compare.html", width=width, scheme=scheme)
+    assert page.run(CUT_TABLES) == []
+    assert page.run(OVERFLOW) == 0
+    assert page.errors() == []

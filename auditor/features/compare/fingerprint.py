@@ -19,7 +19,7 @@ CACHED = 1 << 15
 """Number of entries of which the processor's cache holds a few copies in FP64."""
 
 SKETCHES = 16
-"""Number of random projections of an output. Their differences estimate the distance of two outputs to about 20 %."""
+"""Number of random sums of an output. Their differences estimate the distance of two outputs to about 20 %."""
 
 
 @dataclass(frozen=True)
@@ -218,24 +218,23 @@ def _relative(x: float, y: float, scale: float) -> float:
 
 
 def sketch(*tensors: torch.Tensor) -> list[tuple[float, ...]]:
-    """SKETCHES random projections of each of some tensors of one shape; the signs are the same in every process."""
-    flat = [entries(x.detach()).double().reshape(-1) for x in tensors]
+    """SKETCHES sums of each of some tensors of one shape: each entry, with a random sign, is in one random sum. Signs and
+    sums are the same in every process."""
+    flat = [entries(x.detach()).double().reshape(-1).cpu() for x in tensors]
     flat = [torch.where(x.abs() < LARGEST, x, 0.0) for x in flat]
-    positions = torch.arange(len(flat[0]), dtype=torch.int64, device=flat[0].device)
-    rows = []
-    for number in range(SKETCHES):
-        signs = _signs(positions, number)
-        rows.append([float(x @ signs) for x in flat])
-    return [*zip(*rows, strict=True)]
+    bits = _random_bits(len(flat[0]))
+    sums = bits % SKETCHES
+    signs = (bits // SKETCHES % 2).double() * 2 - 1
+    return [tuple(torch.bincount(sums, weights=x * signs, minlength=SKETCHES).tolist()) for x in flat]
 
 
-def _signs(positions: torch.Tensor, number: int) -> torch.Tensor:
-    """Pseudo-random signs, 1.0 or -1.0, one for each position: bits of an integer hash (of splitmix64)."""
-    start = (number + 1) * 0xBF58476D1CE4E5B % 2**62
-    bits = positions * 0x9E3779B97F4A7C1 + start
+def _random_bits(length: int) -> torch.Tensor:
+    """Pseudo-random whole numbers below 2**40, one for each position: of an integer hash (of splitmix64)."""
+    positions = torch.arange(length, dtype=torch.int64)
+    bits = positions * 0x9E3779B97F4A7C1 + 0xBF58476D1CE4E5B
     bits = (bits ^ (bits >> 30)) * 0x3F58476D1CE4E5B9
     bits = (bits ^ (bits >> 27)) * 0x14D049BB133111EB
-    return ((bits >> 40) & 1).double() * 2 - 1
+    return (bits >> 24) & (2**40 - 1)
 
 
 def sketch_distance(one: Sequence[float], other: Sequence[float]) -> float:

@@ -45,6 +45,7 @@ def compare_gradients(
     if has_lone or not all(in_order.are_equal(a.values[x], b.values[y]) for x, y in outputs):
         return [], "gradients, since the runs return other outputs, or in another layout"
     scale = _scale(a)
+    of_own = max(a.own_tolerance, b.own_tolerance)
     changes = list[GradientChange]()
     for name, others in ours.equal.items():
         x = a.values[name]
@@ -57,11 +58,13 @@ def compare_gradients(
             changes.append(GradientChange(x, partners[0], "frozen in B, trained in A"))
         elif not x.trainable and all(y.trainable for y in partners):
             changes.append(GradientChange(x, partners[0], "frozen in A, trained in B"))
-        elif not any(_equal(x, y, scale) for y in partners):
+        elif not any(_equal(x, y, scale, of_own) for y in partners):
             changes.append(GradientChange(x, partners[0], _described(x, partners[0])))
     if not changes:
         return [], None
     at_a, at_b = _last_difference(a, b, ours, scale)
+    if any(change.a.own_gradient or change.b.own_gradient for change in changes):
+        at_a, at_b = None, None  # the place is in a backward, which has no recorded operations
     return [GradientChange(c.a, c.b, c.how, at_a, at_b) for c in changes], None
 
 
@@ -79,14 +82,16 @@ def _gradient(value: Value) -> Fingerprint | None:
     return value.gradients[0] if value.gradients else None
 
 
-def _equal(x: Value, y: Value, scale: float) -> bool:
-    """Whether two values have the same gradient, up to rounding."""
+def _equal(x: Value, y: Value, scale: float, of_own: float = EXACT) -> bool:
+    """Whether two values have the same gradient, up to rounding. of_own: tolerance for gradients of a model's own
+    backward pass."""
     ours, theirs = _gradient(x), _gradient(y)
     if max(_mean_square(ours), _mean_square(theirs)) <= ZERO * scale:
         return True
     if ours is None or theirs is None:
         return False
-    return distance(ours, theirs) <= EXACT
+    tolerance = of_own if x.own_gradient or y.own_gradient else EXACT
+    return distance(ours, theirs) <= tolerance
 
 
 def _described(x: Value, y: Value) -> str:

@@ -176,7 +176,8 @@ def places_of(a: Side, b: Side) -> list[Place]:
     places += [Place(None, b.recording.values[name]) for name in left]
     places = reordered + sorted(places, key=lambda place: _rank(place, a, b))
     if places and (places[0].a is None or places[0].b is None):
-        places = _complete(places)
+        first, *rest = _complete(places)
+        places = [_with_namesake(first, a, b), *rest]
     return places[:MOST]
 
 
@@ -202,8 +203,28 @@ def _complete(places: list[Place]) -> list[Place]:
     return [Place(lone_a.a, lone_b.b), *rest]
 
 
+def _with_namesake(place: Place, a: Side, b: Side) -> Place:
+    """The place, with both tensors of a name if only one run's takes effect: zeros that are added change nothing."""
+    sides = ((place.a, place.b, b), (place.b, place.a, a))
+    for index, (own, partner, other_side) in enumerate(sides):
+        if own is None or not own.is_stored or (partner is not None and partner.is_stored):
+            continue
+        namesake = next((each for each in other_side.recording.values.values() if _are_namesakes(own, each)), None)
+        if namesake is not None:
+            return Place(own, namesake) if index == 0 else Place(namesake, own)
+    return place
+
+
+def _are_namesakes(x: Value, y: Value) -> bool:
+    """Whether two values are stored under the same name, in the same shape."""
+    return x.kind == y.kind and x.owner == y.owner and x.prints[0].shape == y.prints[0].shape
+
+
 def _affinity(a: Side, b: Side, ours: str, theirs: str) -> tuple[float, bool, float]:
-    """How well two first values fit: inputs that they share, whether the operation is the same, and how near they are."""
+    """How well two first values fit: inputs that they share, whether the operation is the same, and how near they are.
+
+    An input of one that occurs inside the other counts like a shared one: a recurrent layer, and its cell written out.
+    """
     if _is_helper(a, ours) != _is_helper(b, theirs):
         return 0.0, False, 0.0
     x = a.recording.values[ours]
@@ -212,6 +233,8 @@ def _affinity(a: Side, b: Side, ours: str, theirs: str) -> tuple[float, bool, fl
     if x.is_stored or y.is_stored:
         return _affinity_of_stored(x, y), is_same_op, 0.0
     shared = sum(_is_read(a, source, y) for source in x.inputs)
+    shared += sum(b.matches.inside.get(source) == ours for source in y.inputs)
+    shared += sum(a.matches.inside.get(source) == theirs for source in x.inputs)
     bonus = 0.5 if is_same_op and x.owner == y.owner else 0.0
     share_before_x = a.positions[ours] / len(a.recording.values)
     share_before_y = b.positions[theirs] / len(b.recording.values)

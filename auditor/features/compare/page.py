@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...report.blocks import Block, Grid, Item, Prose, environment
@@ -16,6 +17,9 @@ from .rounding import Rounding
 SHOWN = 8
 """Maximum number of entries of a list on a terminal."""
 
+
+CODE = "code"
+"""Style of an Item whose first note is a line of code."""
 
 STORED_DIFFER = "These stored tensors differ:"
 
@@ -37,11 +41,24 @@ def headline(found: Comparison) -> str:
 
 
 def overview(found: Comparison, files: tuple[str, str]) -> list[Block]:
-    """Blocks of the result: verdict, first place, outputs, rounding, gradients, decisions, and what was not compared."""
+    """Blocks of the result for a terminal: verdict, first place, outputs, rounding, gradients, decisions, and what was
+    not compared."""
     style = {"equal": "good", "stored": "good", "rounding": "warning"}.get(found.verdict, "error")
     return [
-        Prose(f"A: {files[0]} ({found.a.target})\nB: {files[1]} ({found.b.target})".replace("\n", "   "), (), "title"),
+        Prose("   ".join(_runs(found, files)), (), "title"),
         Prose("Verdict", (headline(found),), style),
+        *_body(found),
+    ]
+
+
+def _runs(found: Comparison, files: tuple[str, str]) -> tuple[str, str]:
+    """The two runs, each with its file and target."""
+    return f"A: {files[0]} ({found.a.target})", f"B: {files[1]} ({found.b.target})"
+
+
+def _body(found: Comparison) -> list[Block]:
+    """All blocks below the verdict."""
+    return [
         *_places(found),
         *_stored(found),
         *_roundings(found),
@@ -56,9 +73,27 @@ def overview(found: Comparison, files: tuple[str, str]) -> list[Block]:
 
 def render(found: Comparison, files: tuple[str, str]) -> str:
     """The comparison as one HTML document without external resources."""
-    page = overview(found, files)
+    page = [Prose("", _runs(found, files), listed=True), *map(_for_page, filter(None, _body(found)))]
     title = f"{found.b.target}: two runs compared"
     return environment().get_template("diff.html.jinja").render(title=title, headline=headline(found), page=page)
+
+
+def _for_page(block: Block) -> Block:
+    """A block as the page shows it: each sentence and each note on a line of its own, lines of code as code."""
+    if isinstance(block, Item):
+        head = block.head.strip()
+        notes = block.notes
+        if block.style == CODE and "`" not in notes[0]:
+            notes = (f"`{notes[0]}`", *notes[1:])
+        return Prose(head, notes, listed=True) if notes else Prose("", (head,))
+    if isinstance(block, Prose) and len(block.texts) > 1:
+        return replace(block, listed=True)
+    return block
+
+
+def _item(head: str, value: Value, more: tuple[str, ...] = ()) -> Item:
+    """A value as an Item, with its line of code first."""
+    return Item(head, (*_details(value), *more), CODE if value.code else "")
 
 
 def _named(value: Value) -> str:
@@ -86,7 +121,7 @@ def _places(found: Comparison) -> list[Block]:
     result += [_side("A", first.a, first, 0), _side("B", first.b, first, 1)]
     if first.how == "inputs":
         for side, values in zip("AB", found.read, strict=True):
-            result += [Item(f"  {side} reads {_named(value)}", _details(value)) for value in values[:2]]
+            result += [_item(f"  {side} reads {_named(value)}", value) for value in values[:2]]
     if others:
         result.append(Prose("Also", (f"{count(len(others), 'further place')} that these do not explain:",)))
         for place in others:
@@ -116,9 +151,8 @@ def _side(side: str, value: Value | None, place: Place, index: int) -> Item:
     if value is None:
         return Item(f"  {side} has no such operation")
     literals = [f"{name} = {pair[index]}" for name, pair in place.differing_literals.items() if pair[index] is not None]
-    return Item(
-        f"  {side} {_named(value)}", (*_details(value), *([f"differs: {', '.join(literals)}"] if literals else []))
-    )
+    differing = (f"differs: {', '.join(literals)}",) if literals else ()
+    return _item(f"  {side} {_named(value)}", value, differing)
 
 
 def _details(value: Value) -> tuple[str, ...]:
@@ -158,7 +192,9 @@ def _roundings(found: Comparison) -> list[Block]:
         return []
     result: list[Block] = [Prose("Rounding", ("One run rounds more, in the order of execution:",))]
     for rounding in found.roundings[:SHOWN]:
-        result.append(Item(f"  {rounding.side} {_named(rounding.at)}", (*_details(rounding.at)[:1], _how(rounding))))
+        style = CODE if rounding.at.code else ""
+        notes = (*_details(rounding.at)[:1], _how(rounding))
+        result.append(Item(f"  {rounding.side} {_named(rounding.at)}", notes, style))
     return result
 
 
@@ -178,11 +214,24 @@ def _gradients(found: Comparison) -> list[Block]:
     result: list[Block] = []
     if first.at_a is not None and first.at_b is not None:
         result.append(Prose("First", ("Backwards from the outputs, the gradients part here:",)))
-        result += [Item(f"  {side} {_named(x)}", _details(x)) for side, x in (("A", first.at_a), ("B", first.at_b))]
+        result += [_item(f"  {side} {_named(x)}", x) for side, x in (("A", first.at_a), ("B", first.at_b))]
+    result += _own_backwards(found)
     lines = [f"{change.a.owner}: {change.how}" for change in found.gradients[:SHOWN]]
     if len(found.gradients) > SHOWN:
         lines.append(f"and {len(found.gradients) - SHOWN} more")
     return [*result, Prose("Gradients", tuple(lines))]
+
+
+def _own_backwards(found: Comparison) -> list[Block]:
+    """The backwards written by hand through which gradients that differ may pass."""
+    lines = list[str]()
+    sides = (("A", found.a, [each.a for each in found.gradients]), ("B", found.b, [each.b for each in found.gradients]))
+    for side, recording, parameters in sides:
+        if not any(parameter.own_gradient for parameter in parameters):
+            continue
+        named = ", ".join(recording.own_backwards) or "code of the model's own, such as a hook"
+        lines.append(f"Gradients of {side} are other ones than its operations have: see the backward of {named}.")
+    return [Prose("Backward", tuple(lines))] if lines else []
 
 
 def _outputs(found: Comparison) -> list[Block]:
@@ -260,6 +309,7 @@ def to_data(found: Comparison, files: tuple[str, str]) -> dict[str, Any]:
             for one in found.gradients
         ],
         "decisions": [{"side": one.side, "at": _value(one.value), "flips": one.share} for one in found.flips],
+        "own_backwards": {"a": list(found.a.own_backwards), "b": list(found.b.own_backwards)},
         "not_compared": list(found.not_compared),
     }
 

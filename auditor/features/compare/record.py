@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 
 from ...capture.capture import assemble
+from ...capture.functional import PinnedDraw
 from ...capture.record import record
 from ...emulation.emulate import Emulation
 from ...emulation.regions import Region
@@ -34,8 +35,9 @@ from ...numerics.entries import entries, over_tensors
 from ...numerics.formats import dtype_name, is_low
 from ...numerics.nodes import arguments_with_defaults, overload_of, row_of, tensors_in
 from ...records import Batch, Capture, Subject
-from .fingerprint import Fingerprint, deviation, fingerprint, project, reordered, sketch
-from .recording import Output, Recording, Value
+from .fingerprint import Fingerprint, deviation, distance, fingerprint, project, reordered, sketch
+from .own import OwnBackward, run_backward
+from .recording import OWN_GRADIENT, OWN_GRADIENT_LOW, Output, Recording, Value, limit_inner
 from .replay import InDouble, double_by_default
 
 LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "numpy")
@@ -113,10 +115,28 @@ class _Run:
     gradients: bool
 
     @cached_property
+    def fits(self) -> Mapping[str, str]:
+        """{placeholder: the low dtype in which it was stored before, or ""}."""
+        names = (place.name for place in self.capture.placeholders)
+        tensors = (tensors_in(x) for x in self.given)
+        return {name: fitting_format(each[0]) if each else "" for name, each in zip(names, tensors, strict=True)}
+
+    @cached_property
+    def units(self) -> Mapping[str, float]:
+        """{placeholder: the rounding unit of the dtype in which it is or was stored}."""
+        units = dict[str, float]()
+        for place, value in zip(self.capture.placeholders, self.given, strict=True):
+            tensors = tensors_in(value)
+            fitting = self.fits[place.name]
+            unit = _unit_of(tensors[0]) if tensors else 0.0
+            units[place.name] = torch.finfo(getattr(torch, fitting)).eps / 2 if fitting else unit
+        return units
+
+    @cached_property
     def stored_unit(self) -> float:
         """The largest rounding unit of the dtypes of parameters."""
-        places = zip(self.capture.placeholders, self.given, strict=True)
-        return max((_stored_unit(x) for place, x in places if place.kind == "parameter"), default=UNIT)
+        places = self.capture.placeholders
+        return max((self.units[place.name] for place in places if place.kind == "parameter"), default=UNIT)
 
 
 def _record_batch(
@@ -128,7 +148,10 @@ def _record_batch(
         backward_failed = measured.replay()
         if measured.flips:
             measured.replay_with_decisions()
+    if gradients and backward_failed is None:
+        measured.compare_with_own(_own_backward(subject, batch, seed, run))
     values = {n.name: measured.value_of(n) for n in run.capture.graph_module.graph.nodes if n.name in measured.prints}
+    values = limit_inner(values)
     named = zip(run.outputs.names, run.capture.outputs, measured.outputs, run.outputs, strict=True)
     outputs = tuple(_output(*one) for one in named)
     return Recording(
@@ -137,7 +160,14 @@ def _record_batch(
         values=values,
         outputs=outputs,
         not_compared=tuple(_not_compared(run, measured, values, backward_failed)),
+        own_backwards=measured.own.functions,
     )
+
+
+def _own_backward(subject: Subject, batch: Batch, seed: int, run: _Run) -> OwnBackward:
+    """The model's own backward pass."""
+    draws = any(isinstance(n.target, PinnedDraw) for n in run.capture.graph_module.graph.nodes)
+    return run_backward(subject.model, batch, seed, draws)
 
 
 def _output(name: str, value: str, wide: torch.Tensor, run: torch.Tensor) -> Output:
@@ -196,7 +226,7 @@ def _run_once(
 class _Measured:
     """What FP64 replays say of a run. prints, live, gradients, errors, slack, flips: {node: ...}, see `Value`.
 
-    outputs: the outputs in FP64.
+    outputs: the outputs in FP64. own: the model's own backward pass; own_gradients: parameters whose gradient is its.
     """
 
     def __init__(self, run: _Run, gradients: bool) -> None:
@@ -210,6 +240,8 @@ class _Measured:
         self.order_slack = dict[str, float]()
         self.outputs = list[torch.Tensor]()
         self.semantics = InDouble("all" if gradients else "values")
+        self.own = OwnBackward()
+        self.own_gradients = set[str]()
         self._units = dict[str, float]()
         self._dtypes = dict[str, torch.dtype]()
         self._deciding = find_deciding(run.capture)
@@ -280,7 +312,7 @@ class _Measured:
         self._units[n.name] = unit
         root = math.sqrt(max(print.count, 1))
         if n.op == "placeholder":
-            unit = _stored_unit(own[0])
+            unit = self.run.units[n.name]
             self.slack[n.name] = 4 * unit / root
             self.order_slack[n.name] = unit
             return
@@ -311,6 +343,25 @@ class _Measured:
         if projected and self.semantics.leaves:
             real = [x.real for x in projected]
             torch.autograd.grad(torch.stack(real).sum(), self.semantics.leaves, allow_unused=True)
+
+    def compare_with_own(self, own: OwnBackward) -> None:
+        """Use the gradients of the model's own backward pass where the recorded operations have others."""
+        self.own = own
+        if own.failure is not None:
+            return
+        found = {name: fingerprint(gradient) for name, gradient in own.gradients.items()}
+        largest = max((print.second / max(print.count, 1) for print in found.values()), default=0.0)
+        dtypes = {x.dtype for value in self.run.actual.values() for x in tensors_in(value)}
+        tolerance = OWN_GRADIENT_LOW if any(map(is_low, dtypes)) else OWN_GRADIENT
+        for place in self.run.capture.placeholders:
+            theirs = found.get(place.fqn or "")
+            if place.kind != "parameter" or theirs is None:
+                continue
+            ours = self.gradients.get(place.name, {}).get(0) or _zero_like(theirs)
+            is_zero = max(ours.second, theirs.second) / max(theirs.count, 1) <= tolerance**2 * largest
+            if not is_zero and distance(ours, theirs, ordered=True) > tolerance:
+                self.gradients[place.name] = {0: theirs}
+                self.own_gradients.add(place.name)
 
     def replay_with_decisions(self) -> None:
         """Replay with the decisions of the run: the errors are then those of the continuous part."""
@@ -347,10 +398,11 @@ class _Measured:
             assert place is not None
             given = self._given(n)
             kind = "decision" if n.name.startswith("held_") else place.kind
-            measured["fits"] = fitting_format(given) if kind == "parameter" else ""
+            measured["fits"] = self.run.fits[n.name] if kind == "parameter" else ""
             trainable = isinstance(given, nn.Parameter) and given.requires_grad
             owner = place.fqn or (place.made.name if place.made is not None else "") or n.name
             source = place.made.source if place.made is not None else None
+            measured["own_gradient"] = n.name in self.own_gradients
             return Value(n.name, kind, kind, owner, (), source=source, trainable=trainable, **measured)
         return Value(
             n.name,
@@ -379,6 +431,11 @@ class _Measured:
         return tuple(map(own.get, range(count))) if own else ()
 
 
+def _zero_like(print: Fingerprint) -> Fingerprint:
+    """The fingerprint of zeros."""
+    return Fingerprint(print.shape, print.count, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 def fitting_format(x: torch.Tensor) -> str:
     """The low dtype in which an FP32 tensor was stored before, since it has all its entries; "" if there is none.
 
@@ -387,18 +444,12 @@ def fitting_format(x: torch.Tensor) -> str:
     if x.dtype is not torch.float32 or x.is_sparse or not x.numel():
         return ""
     sample = x.detach().reshape(-1)[:SAMPLE]
-    if len(set(sample.tolist())) < VARIED:
+    if len(sample.unique()) < VARIED:
         return ""
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(sample.to(dtype).float(), sample) and torch.equal(x.detach().to(dtype).float(), x.detach()):
             return dtype_name(dtype)
     return ""
-
-
-def _stored_unit(x: torch.Tensor) -> float:
-    """The rounding unit of the dtype in which a tensor is or was stored."""
-    fitting = fitting_format(x)
-    return torch.finfo(getattr(torch, fitting)).eps / 2 if fitting else _unit_of(x)
 
 
 def _unit_of(x: torch.Tensor) -> float:
@@ -447,6 +498,9 @@ def _not_compared(run: _Run, measured: _Measured, values: Mapping[str, Value], f
         yield f"gradients: the backward pass in FP64 failed ({failed})"
     elif not run.gradients:
         yield "gradients: the model does not run with autograd on"
+    if measured.own.failure is not None:
+        named = ", ".join(measured.own.functions) or "code of the model's own"
+        yield f"gradients by the backward of {named}: the model's own backward pass fails ({measured.own.failure})"
     lost = sorted({row_of(n).name for n in run.capture.graph_module.graph.nodes if n.name in measured.semantics.lost})
     if lost and measured.gradients:
         yield f"gradients through {', '.join(lost)}, which have none"

@@ -15,6 +15,10 @@ from .fingerprint import Fingerprint, total
 KIND = "recording of a run"
 """The value of the key `kind` in a recording's file."""
 VERSION = 1
+PRINTS_INSIDE = 3
+"""Maximum number of fingerprints inside operations for each value of a recording, on average."""
+OWN_GRADIENT, OWN_GRADIENT_LOW = 1e-4, 0.1
+"""Tolerances of gradients of the model's own backward pass, in FP32 runs and in runs with low precision."""
 STORED = ("parameter", "buffer", "constant")
 """Kinds of values that are not computed in the run."""
 
@@ -33,8 +37,9 @@ class Value:
     difference between the run and FP64, with the run's decisions. flips: share of entries in which a discrete result
     differs from FP64's. slack, order_slack: how far the sums, and the projection by order, may move if stored tensors are
     rounded differently. gradients: fingerprints of the derivative of a projection of all outputs. wide: whether FP64 has a
-    kernel for the operation. trainable: whether a parameter requires gradients. fits: the low dtype that has all entries
-    of an FP32 parameter, "" if there is none.
+    kernel for the operation. trainable: whether a parameter requires gradients. own_gradient: whether the gradient is
+    that of the model's own backward pass, since the recorded operations have another. fits: the low dtype that has all
+    entries of an FP32 parameter, "" if there is none.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Value:
     order_slack: float = 0.0
     wide: bool = True
     trainable: bool = False
+    own_gradient: bool = False
     fits: str = ""
 
     @property
@@ -116,8 +122,8 @@ class Recording:
     """A run of a model on its inputs, without tensors.
 
     values: {name: Value}, in execution order. inputs: names of the values that are inputs. batches: how many batches
-    the sums are over. not_compared: what a comparison cannot cover, in sentences. environment: {name: version or
-    setting}.
+    the sums are over. not_compared: what a comparison cannot cover, in sentences. own_backwards: autograd functions of
+    the model with a backward of their own, each with its source line. environment: {name: version or setting}.
     """
 
     target: str
@@ -126,11 +132,38 @@ class Recording:
     outputs: tuple[Output, ...]
     batches: int = 1
     not_compared: tuple[str, ...] = ()
+    own_backwards: tuple[str, ...] = ()
+
+    @property
+    def own_tolerance(self) -> float:
+        """Relative difference up to which a gradient of the model's own backward pass equals that of its operations.
+
+        The model's code may cast to FP32, or to a low precision, which rounds in its own backward pass alone.
+        """
+        is_low = any(value.dtype in ("float16", "bfloat16") for value in self.values.values())
+        return OWN_GRADIENT_LOW if is_low else OWN_GRADIENT
 
     @property
     def inputs(self) -> list[Value]:
         """The values that were given to the model."""
         return [value for value in self.values.values() if value.kind == "input"]
+
+
+def limit_inner(values: dict[str, Value]) -> dict[str, Value]:
+    """The values with so few fingerprints inside operations that the file stays below 1 kB for each value.
+
+    Operations with the most, such as recurrent layers, keep their first ones, which are of their first steps.
+    """
+    left = PRINTS_INSIDE * len(values)
+    counts = sorted(len(value.inner) for value in values.values())
+    most = counts[-1] if counts else 0
+    for index, count in enumerate(counts):
+        share = left // (len(counts) - index)
+        if count > share:
+            most = share
+            break
+        left -= count
+    return {name: replace(value, inner=value.inner[:most]) for name, value in values.items()}
 
 
 def to_json(recording: Recording) -> str:
@@ -144,6 +177,7 @@ def to_json(recording: Recording) -> str:
         "environment": dict(recording.environment),
         "batches": recording.batches,
         "not_compared": list(recording.not_compared),
+        "own_backwards": list(recording.own_backwards),
         "outputs": [asdict(output) for output in recording.outputs],
         "places": [list(place) for place in places],
         "values": rows,
@@ -160,7 +194,10 @@ _DEFAULTS: dict[str, Any] = {
     "order_slack": 0.0,
     "wide": True,
     "trainable": False,
+    "own_gradient": False,
+    "fits": "",
 }
+_MEASURED = ("error", "flips", "slack", "order_slack")
 
 
 def _row_of(value: Value, places: dict[tuple[Any, ...], int]) -> dict[str, Any]:
@@ -174,6 +211,7 @@ def _row_of(value: Value, places: dict[tuple[Any, ...], int]) -> dict[str, Any]:
             whole = name != "inner"  # these are compared without shapes and order
             row[name] = [None if one is None else one.to_list(whole) for one in prints]
     row |= {name: getattr(value, name) for name, default in _DEFAULTS.items() if getattr(value, name) != default}
+    row |= {name: float(f"{row[name]:.4g}") for name in _MEASURED if name in row}
     if value.literals:
         row["literals"] = dict(value.literals)
     return row
@@ -216,4 +254,12 @@ def _of_data(data: dict[str, Any]) -> Recording:
             raise ValueError("an error is NaN")
         values[value.name] = value
     outputs = tuple(Output(o["name"], o["value"], tuple(o["wide"]), tuple(o["run"])) for o in data["outputs"])
-    return Recording(data["target"], data["environment"], values, outputs, data["batches"], tuple(data["not_compared"]))
+    return Recording(
+        data["target"],
+        data["environment"],
+        values,
+        outputs,
+        data["batches"],
+        tuple(data["not_compared"]),
+        tuple(data.get("own_backwards", ())),
+    )

@@ -12,10 +12,12 @@ from torch import nn
 from auditor.errors import AuditorError
 from auditor.features.compare import page
 from auditor.features.compare.compare import Comparison, compare
+from auditor.features.compare.fingerprint import sketch, sketch_distance
 from auditor.features.compare.record import record_run
 from auditor.features.compare.recording import Recording, read, to_json
 from auditor.loading.subject import from_object
 from auditor.report.blocks import to_terminal
+from tests.features.compare import pages
 
 X = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(1))
 
@@ -252,6 +254,56 @@ def test_a_wrong_weight_is_named() -> None:
     assert found.places[0].a is not None and found.places[0].a.owner == "up.weight"
 
 
+class Cell(nn.Module):
+    """An LSTM, or its steps written out, perhaps with two gates in each other's place."""
+
+    def __init__(self, written: bool, swapped: bool = False) -> None:
+        super().__init__()
+        self.lstm, self.written, self.swapped = nn.LSTM(16, 8, batch_first=True), written, swapped
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.written:
+            return self.lstm(x)[0].tanh()
+        weights = self.lstm
+        hidden = cell = torch.zeros(len(x), 8)
+        steps = list[torch.Tensor]()
+        for step in x.unbind(1):
+            read = F.linear(step, weights.weight_ih_l0, weights.bias_ih_l0)
+            gates = read + F.linear(hidden, weights.weight_hh_l0, weights.bias_hh_l0)
+            enter, keep, new, leave = gates.chunk(4, -1)
+            if self.swapped:
+                enter, keep = keep, enter
+            entering = enter.sigmoid() * new.tanh()
+            cell = keep.sigmoid() * cell + entering
+            hidden = leave.sigmoid() * cell.tanh()
+            steps.append(hidden)
+        return torch.stack(steps, 1).tanh()
+
+
+def test_the_line_inside_a_recurrent_layer_that_is_written_out() -> None:
+    a = run(seeded(Cell, False))
+    assert compare(a, run(seeded(Cell, True))).verdict == "equal"
+    found = compare(a, run(seeded(Cell, True, True)))
+    assert "self.lstm(x)" in first_code(found)[0]
+    assert "enter.sigmoid() * new.tanh()" in first_code(found)[1]
+
+
+class Standardized(nn.Module):
+    def __init__(self, loaded: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("mean", torch.linspace(-1, 1, 16) if loaded else torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x - self.mean)
+
+
+def test_a_buffer_that_was_not_loaded_is_named_in_both_runs() -> None:
+    first = compare(run(seeded(Standardized, True)), run(seeded(Standardized, False))).places[0]
+    assert first.a is not None and first.b is not None
+    assert (first.a.owner, first.b.owner) == ("mean", "mean")
+
+
 # Precision.
 
 
@@ -380,7 +432,100 @@ def test_a_frozen_parameter_is_named() -> None:
     ]
 
 
+class Clip(torch.autograd.Function):
+    """A clamp with a backward of its own, which is wrong by `factor` or lets all gradients pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.clamp(-0.3, 0.3)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        inside = x.abs() <= 0.3
+        return gradient * inside * ctx.factor, None
+
+
+class Clipped(nn.Module):
+    def __init__(self, factor: float | None, hooked: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.factor, self.hooked = nn.Linear(16, 16), nn.Linear(16, 16), factor, hooked
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        if self.hooked and h.requires_grad:
+            h.register_hook(lambda gradient: 0.1 * gradient)
+        h = h.clamp(-0.3, 0.3) if self.factor is None else Clip.apply(h, self.factor)
+        return self.second(h)
+
+
+def test_a_right_backward_of_ones_own_is_equal() -> None:
+    found = compare(run(seeded(Clipped, None), gradients=True), run(seeded(Clipped, 1.0), gradients=True))
+    assert found.verdict == "equal"
+    assert found.not_compared == ()
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.0])
+def test_a_wrong_backward_of_ones_own_is_named(factor: float) -> None:
+    found = compare(run(seeded(Clipped, None), gradients=True), run(seeded(Clipped, factor), gradients=True))
+    assert found.verdict == "gradients"
+    assert {change.a.owner for change in found.gradients} == {"first.weight", "first.bias"}
+    text = " ".join(to_terminal(page.overview(found, ("a", "b")), 100, False).split())
+    assert "Gradients of B" in text and "Clip (test_compare_runs.py:" in text
+
+
+def test_a_cast_to_low_precision_is_no_backward_of_ones_own() -> None:
+    found = compare(run(seeded(Cast, False), gradients=True), run(seeded(Cast, True), gradients=True))
+    assert found.verdict == "rounding"
+    assert found.gradients == ()
+
+
+def test_equal_backwards_of_ones_own_are_equal() -> None:
+    found = compare(run(seeded(Clipped, 0.5), gradients=True), run(seeded(Clipped, 0.5), gradients=True))
+    assert found.verdict == "equal"
+
+
+def test_a_hook_that_changes_gradients_is_found() -> None:
+    found = compare(run(seeded(Clipped, None), gradients=True), run(seeded(Clipped, None, True), gradients=True))
+    assert found.verdict == "gradients"
+    assert "such as a hook" in to_terminal(page.overview(found, ("a", "b")), 100, False)
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        raise NotImplementedError("no backward")
+
+
+class Fails(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Failing.apply(self.layer(x))
+
+
+def test_a_backward_that_fails_is_named_as_not_compared() -> None:
+    recording = run(seeded(Fails), gradients=True)
+    assert any("the backward of Failing (test_compare_runs.py:" in note for note in recording.not_compared)
+    assert all(parameter.grad is None for parameter in seeded(Fails).parameters())
+
+
 # Files, inputs, and what is not compared.
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_alone_takes_less_than_1_kb_for_a_value(kind: type[nn.Module]) -> None:
+    recording = run(seeded(kind, 16, 16, num_layers=2, bidirectional=True), torch.randn(40, 4, 16))
+    assert len(to_json(recording)) < 1000 * len(recording.values)
+    assert any(value.inner for value in recording.values.values())
 
 
 def test_a_file_has_no_tensors_and_less_than_1_kb_for_a_value(tmp_path) -> None:
@@ -400,6 +545,12 @@ def _leaves(data: Any) -> list[Any]:
     if isinstance(data, dict):
         return [leaf for value in data.values() for leaf in _leaves(value)]
     return [leaf for value in data for leaf in _leaves(value)] if isinstance(data, list) else [data]
+
+
+def test_a_file_names_the_dtype_in_which_weights_were_stored_before(tmp_path) -> None:
+    (tmp_path / "a.json").write_text(to_json(run(seeded(Block).to(torch.bfloat16).float())), encoding="utf-8")
+    values = read(tmp_path / "a.json").values.values()
+    assert next(value.fits for value in values if value.owner == "up.weight") == "bfloat16"
 
 
 def test_other_inputs_are_refused() -> None:
@@ -452,6 +603,26 @@ def test_page_and_data() -> None:
     data = json.loads(json.dumps(page.to_data(found, ("a.json", "b.json"))))
     assert data["verdict"] == "differ"
     assert data["places"][0]["literals"] == {"eps": ["1e-05", "1e-06"]}
+
+
+def test_the_page_has_a_line_for_each_note_and_shows_code_as_code() -> None:
+    shown = pages.differing()
+    assert f"<li><code>{pages.CODE}</code></li>" in shown
+    assert "<li>differs: eps = 1e-06</li>" in shown
+    for note in pages.NOTES:
+        assert f"<li>Not compared: {note}.</li>" in shown
+    assert shown.count("The runs differ: first at") == 1
+    assert "<li>torch: 2.13.0 in A, 2.14.1 in B</li>" in pages.rounding()
+
+
+@pytest.mark.parametrize("changed", [slice(None), slice(0, None, 16), slice(0, 300)])
+def test_sketches_estimate_a_distance(changed: slice) -> None:
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = x.clone()
+    y[changed] *= 1 + 1e-3
+    exact = float((x - y).norm() / x.norm())
+    assert sketch_distance(*sketch(x, y)) == pytest.approx(exact, rel=0.6)
+    assert sketch_distance(*sketch(x[:1], y[:1])) == pytest.approx(1e-3, rel=0.01)
 
 
 def test_inputs_that_differ_by_a_rounding_are_accepted() -> None:
