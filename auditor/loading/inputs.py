@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import LoadError, let_through
 from ..isolation import in_eval
 from ..isolation.process import reseed
+from ..isolation.tensors import memory
 from ..numerics.entries import extent, tensors_in
 from ..numerics.formats import dtype_name
 from ..records import Batch
@@ -61,6 +62,8 @@ LOADERS = (
     "testloader",
 )
 """Names of batches in a user's file, of which an audit and a rehearsal use the first that is there."""
+MOST_LABELS = 2
+"""Maximum number of labels in a batch whose tensors are alike."""
 LOADER_BATCHES = 4
 """Number of batches that an audit takes from one of LOADERS."""
 
@@ -108,7 +111,7 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
         function = named_in(target, GRAMMAR, "missing-inputs")
         what = f"{target.symbol}() in {target.label}"
         value = call(function, what, "inputs-raise") if callable(function) else function
-        return Inputs(as_batches(tokenize(model, value), what), source)
+        return Inputs(as_batches(_called_apart(tokenize(model, value), model), what), source)
 
 
 def _batches_in_file(path: Path, model: nn.Module) -> tuple[Batch, ...]:
@@ -138,7 +141,16 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
 def named_inputs(value: Any, what: str, model: nn.Module) -> tuple[Batch, ...]:
     """The batches of a value or a function of the user's file; texts and chats become token ids."""
     value = call(value, what, "inputs-raise") if callable(value) else value
-    return as_batches(tokenize(model, value), what)
+    return as_batches(_called_apart(tokenize(model, value), model), what)
+
+
+def _called_apart(value: Any, model: nn.Module) -> Any:
+    """The value; but the parts of one tensor, if forward takes fewer arguments, as a list of calls."""
+    parameters = arguments_of(model.forward)
+    most = _positional(parameters)
+    if _takes_any_number(parameters) or not most or not is_series(value, most):
+        return value
+    return [(x,) for x in value]
 
 
 def from_loader(variables: Mapping[str, Any], model: nn.Module, label: str) -> tuple[Inputs | None, tuple[str, ...]]:
@@ -150,7 +162,9 @@ def from_loader(variables: Mapping[str, Any], model: nn.Module, label: str) -> t
             value = call(value, f"{name}() in {label}", "inputs-raise")
         if not isinstance(value, Iterable) or isinstance(value, str | bytes | type | nn.Module):
             continue
-        items = [value] if is_one_batch(value) else [*itertools.islice(value, LOADER_BATCHES)]
+        is_call = _are_tensors(value) and _takes_any_number(arguments_of(model.forward))
+        is_one = is_call or is_one_batch(value, len(required_arguments(model.forward)))
+        items = [value] if is_one else [*itertools.islice(value, LOADER_BATCHES)]
         try:
             batches = tuple(_one_call(item, name) for item in items)
             (first, *_), _ = without_labels(model, batches)
@@ -167,10 +181,40 @@ def from_loader(variables: Mapping[str, Any], model: nn.Module, label: str) -> t
     return None, ()
 
 
-def is_one_batch(value: Any) -> bool:
-    """Whether a value is one batch, and no series of batches: a tensor, a dict, or a tuple of tensors."""
-    is_tuple = isinstance(value, tuple) and bool(value) and all(isinstance(x, Tensor) for x in value)
-    return is_tuple or isinstance(value, Tensor | Mapping)
+def is_one_batch(value: Any, taken: int) -> bool:
+    """Whether a value is one batch, and no series of batches: a tensor, a dict, or a tuple of tensors that is no series.
+    taken: number of arguments of the function that gets a batch."""
+    if isinstance(value, Tensor | Mapping):
+        return True
+    return _are_tensors(value) and not is_series(value, taken)
+
+
+def is_series(value: Any, taken: int) -> bool:
+    """Whether a tuple of tensors is a series of batches, such as `x.split(4)`, and not one batch with its labels.
+
+    The tensors are more than the arguments `taken`, and alike but for their numbers of rows. They are different parts of one tensor,
+    or of different lengths, or too many for labels.
+    """
+    if not _are_tensors(value) or len(value) <= max(taken, 1) or not are_alike(value):
+        return False
+    lengths = {len(x) for x in value}
+    return _are_parts(value) or len(lengths) > 1 or len(value) > max(taken, 1) + MOST_LABELS
+
+
+def are_alike(value: Sequence[Tensor]) -> bool:
+    """Whether tensors have the same dtype and the same shape but for their numbers of rows."""
+    kinds = {(x.dtype, x.shape[1:]) for x in value}
+    return len(kinds) == 1 and all(x.dim() for x in value)
+
+
+def _are_tensors(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(x, Tensor) for x in value)
+
+
+def _are_parts(value: Sequence[Tensor]) -> bool:
+    """Whether tensors are different parts of one tensor."""
+    memories = {storage._cdata for x in value for storage in memory(x)}
+    return len(memories) == 1 and len({x.storage_offset() for x in value}) == len(value)
 
 
 def from_model(model: nn.Module, seed: int) -> Inputs:
@@ -222,9 +266,9 @@ def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[
     if not parameters:
         return batches, ()
     kinds = {p.kind for p in parameters.values()}
-    most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
+    most = _positional(parameters)
     has_labels = [len(args) > most > 0 and _are_labels(args, most) for args, _ in batches]
-    if batches and all(has_labels) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+    if batches and all(has_labels) and not _takes_any_number(parameters):
         taken = "one argument" if most == 1 else f"{most} arguments"
         extra = "entry of each batch is" if len(batches[0][0]) == most + 1 else "entries of each batch are"
         note = f"The last {extra} taken for labels and left out, since forward takes only {taken}."
@@ -243,6 +287,15 @@ def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[
         notes.append(f"`{only[0]}` of each batch is passed as forward's only argument.")
         batches = tuple(((*args, *kwargs.values()), {}) for args, kwargs in batches)
     return batches, tuple(notes)
+
+
+def _positional(parameters: Mapping[str, inspect.Parameter]) -> int:
+    """The number of arguments that may be given by position, each with a name."""
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
+
+
+def _takes_any_number(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
 
 
 def _are_labels(args: Sequence[Any], most: int) -> bool:

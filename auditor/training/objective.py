@@ -229,12 +229,14 @@ def _targets(
 
 
 def _targets_of(value: Any, what: str, loss_fn: Callable[..., Any] | None, batches: int) -> Sequence[Batch]:
-    """Targets in any form that `as_batches` accepts. A list also has one entry for each of several batches; and if the
-    loss takes one target, a list or a dict is that target: of a detector, for example, one dict for each image."""
+    """Targets in any form that `as_batches` accepts. A list also has one entry for each of several batches. If the loss
+    takes one target, so has a tuple; and a list or a dict is that target: of a detector, for example, one dict for each
+    image."""
     made = call(value, what, "inputs-raise") if callable(value) else value
     names = _loss_arguments(loss_fn) if loss_fn is not None else None
     takes_one = names is not None and len(names) == 1
-    if isinstance(made, list) and len(made) == batches > 1:
+    is_apart = isinstance(made, list) or (takes_one and isinstance(made, tuple))
+    if is_apart and len(made) == batches > 1:
         return tuple(_one_target(item, names, what) for item in made)
     if takes_one and batches == 1 and isinstance(made, list | Mapping) and not any(isinstance(x, tuple) for x in made):
         is_one_entry = isinstance(made, list) and len(made) == 1

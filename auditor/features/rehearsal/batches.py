@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import LoadError
-from ...loading.inputs import is_one_batch
+from ...loading.inputs import are_alike, is_one_batch
 from ...loading.target import required_arguments
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]] | None
@@ -48,11 +48,15 @@ def call_step(step: Callable[..., Any], batch: Any) -> Any:
 
 
 def _is_one_batch(value: Any, step: Callable[..., Any]) -> bool:
-    """Whether the value is one batch and no series of batches: nothing, a tensor, a dict, or a tuple of tensors for a
-    step that takes several arguments."""
-    if value is None or isinstance(value, Tensor | Mapping):
+    """Whether the value is one batch and no series of batches: nothing, a tensor, a dict, or a tuple of tensors. For a
+    step that takes one argument, tensors that are alike are a series."""
+    if value is None:
         return True
-    return is_one_batch(value) and len(required_arguments(step)) > 1
+    taken = len(required_arguments(step))
+    is_one = is_one_batch(value, taken)
+    if isinstance(value, tuple) and is_one and taken < 2:
+        return not are_alike(value)
+    return is_one
 
 
 def _named_arguments(

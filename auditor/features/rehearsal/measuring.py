@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ from .result import FP32, ROUNDINGS, ParameterSeries, RecipeRun
 DECOUPLED = ("Adafactor", "Muon")
 """Optimizers of torch whose weight decay multiplies the weights, although their parameter groups lack the flag
 `decoupled_weight_decay`."""
+NEGLIGIBLE = 1e-5
+"""A parameter's gradient whose root mean square is a smaller share of that of all gradients is not compared: the gradient of
+a bias before a normalization, for example, is zero but for rounding."""
 STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
 
@@ -44,7 +47,7 @@ class Update:
 
 def record_errors(run: RecipeRun, step: int, gradients: Mapping[str, torch.Tensor], fp32: Mapping[str, Any]) -> None:
     """Record the gradient errors of a sampled step, of all parameters together and of each. Errors are undefined if
-    FP32's gradients are unknown or zero.
+    FP32's gradients are unknown or zero, or negligible beside those of other parameters.
 
     fp32: {parameter: gradient} of an FP32 step with equal weights; in an FP32 run, of the last sampled step.
     """
@@ -52,9 +55,18 @@ def record_errors(run: RecipeRun, step: int, gradients: Mapping[str, torch.Tenso
     exact = {name: torch.as_tensor(fp32[name]) for name in gradients if name in fp32}
     run.steps.append(step)
     run.errors.append(_error(exact, gradients, of_two))
+    least = NEGLIGIBLE * _root_mean_square(exact.values())
     for name in gradients:
-        known = {name: exact[name]} if name in exact else {}
+        known = dict[str, torch.Tensor]()
+        if name in exact and _root_mean_square([exact[name]]) >= least:
+            known = {name: exact[name]}
         run.parameters[name].error.append(_error(known, gradients, of_two))
+
+
+def _root_mean_square(gradients: Collection[torch.Tensor]) -> float:
+    """Of all entries; 0 without one."""
+    squares = sum(float(x.double().square().sum()) for x in gradients)
+    return math.sqrt(squares / max(sum(x.numel() for x in gradients), 1))
 
 
 def _error(exact: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], of_two: float) -> float | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +19,16 @@ from torch.optim.optimizer import Optimizer
 
 from ...capture.source import kind_of, line_of, written_at
 from ...emulation.regions import region_now
+from ...errors import AuditorError
 from ...isolation.tensors import plain_torch
 from ...numerics.entries import entries, tensors_in
+from .byhand import BY_HAND, is_scaled_by_hand
+from .inner import Run, underflows
 from .result import StepFinding
 from .trials import EXPLAINED, OF_SCALE
 
 NODES = 4_000
 """Maximum number of nodes of a gradient's graph that are searched for a scaled loss and for FP16."""
-BY_HAND = 64
-"""Factor on a loss from which the user scales the loss by hand."""
 SEVERAL = -1
 """In place of a scaler's id: several scalers."""
 UNLIMITED = 1e-3
@@ -65,7 +67,10 @@ class Observer:
 
     is_active: whether the recipe that runs is the user's own. skipped: the optimizers that a scaler skipped in the
     current step. used_scalers: scalers that the step called, in any recipe. inner_line: of the last `autograd.grad` of a
-    scaled loss, with a graph. constant_line: of the last `scaler.update(new_scale)`.
+    scaled loss, with a graph. tried_lines: those of such calls in steps that depend on no loss scale, by a trial.
+    constant_line: of the last `scaler.update(new_scale)`. root_factors: by which the step multiplied its last loss, the last
+    factor first. scales_by_hand, scales_fp16_by_hand: whether a loss was multiplied by a loss scale without a GradScaler, and
+    FP16 operations led to it.
     """
 
     def __init__(self, is_active: Callable[[], bool], optimizers: Iterable[Optimizer], outermost: Any) -> None:
@@ -89,12 +94,17 @@ class Observer:
         self._stepped = set[int]()  # optimizers that were stepped, or skipped
         self.root_scale = 1.0  # of the loss on which the step called `backward` last
         self.inner_line, self.constant_line = "", ""
+        self.tried_lines = set[str]()
+        self._is_measured = False
+        self.root_factors: tuple[float, ...] = ()
+        self.scales_by_hand, self.scales_fp16_by_hand = False, False
         self._taken = dict[torch.Tensor, tuple[torch.Tensor, _Gradient]]()  # gradients of this step by `autograd.grad`
         self._wrap()
 
-    def begin_step(self) -> None:
-        """Before each call of the user's step."""
+    def begin_step(self, is_measured: bool) -> None:
+        """Before each call of the user's step. is_measured: whether inner gradients are measured."""
         self._step += 1
+        self._is_measured = is_measured
         self._reads_scale, self._inner = False, ""
         self._scheduled.clear()
         self.skipped.clear()
@@ -147,13 +157,23 @@ class Observer:
         """Run torch.autograd's `backward` or `grad` as it is, and note the scale of the gradients that it adds to."""
         with plain_torch():
             scaler, is_fp16, factors = self._origin(roots)
+            factors = [*_given_factor(gradients), *factors]
             line = self.line()
+        if scaler is None and kwargs["accumulate_grad"]:
+            self.root_factors = tuple(1 / x for x in factors)
+            is_scale = is_scaled_by_hand(math.prod(self.root_factors), is_fp16)
+            self.scales_by_hand = self.scales_by_hand or is_scale
+            self.scales_fp16_by_hand = self.scales_fp16_by_hand or (is_scale and is_fp16)
         self.root_scale = self._scale_of(scaler)
         if not kwargs["accumulate_grad"]:
-            creates_graph, inputs = args[1:3]
-            if creates_graph:
-                self._note_inner(scaler, is_fp16, line)
-            result = original(roots, gradients, *args, **kwargs)
+            keeps_graph, creates_graph, inputs, *others = args
+            is_inner = creates_graph or not self._are_trained(inputs)
+            if scaler is None and is_fp16 and is_inner and self._is_measured:
+                run = functools.partial(_gradients, original, roots, inputs, others, kwargs)
+                self._measure_inner(run, gradients, line)
+            if scaler is not None and creates_graph:
+                self._inner = self.inner_line = line
+            result = original(roots, gradients, keeps_graph, creates_graph, inputs, *others, **kwargs)
             if not creates_graph:
                 self._note_taken(inputs, result, self._made_gradient(scaler, is_fp16, factors, line))
             return result
@@ -161,7 +181,7 @@ class Observer:
         if region.enabled and region.dtype in ("float16", "bfloat16"):
             said = "`backward` runs inside the autocast region, which also casts operations of the backward pass: leave the region first"
             self._report("backward-in-autocast", said, line)
-        if self._inner and not self._reads_scale:
+        if self._inner and not self._reads_scale and self._inner not in self.tried_lines:
             said = "gradients from `autograd.grad`, such as those of a gradient penalty, are still multiplied by the loss scale: divide them by `scaler.get_scale()` first"
             self._report("inner-gradients-scaled", said, self._inner)
         self._inner = ""
@@ -215,8 +235,9 @@ class Observer:
                 is_fp32 = gradient.dtype is torch.float32
                 self._taken[p] = gradient, replace(made, identity=identity, fp16=made.fp16 and is_fp32)
 
-    def before_update(self, optimizer: Optimizer) -> None:
-        """At the beginning of an optimizer's `step`, also if a scaler calls it."""
+    def before_update(self, optimizer: Optimizer, is_inner: bool = False) -> None:
+        """At the beginning of an optimizer's `step`, also if a scaler calls it. is_inner: whether another optimizer's `step`
+        calls it, as a wrapper of optimizers does."""
         states = {known.state: known for p in _parameters(optimizer) if (known := self._known(p))}
         name = type(optimizer).__name__
         direct = not self._depth
@@ -225,10 +246,7 @@ class Observer:
         if direct and (known := states.get("scaled")):
             said = f"{name}.step() uses gradients that are still multiplied by the loss scale: call `scaler.step(optimizer)`"
             self._report("update-with-scaled-gradients", said)
-        elif direct and "unscaled" in states:
-            said = f"{name}.step() is not skipped if gradients overflow: call `scaler.step(optimizer)`"
-            self._report("update-not-skipped", said)
-        elif "used" in states and direct:
+        elif "used" in states and direct and not is_inner:
             self._report(
                 "updated-twice",
                 f"{name} updates the weights twice with the same gradients: call `step` once after each backward pass",
@@ -266,13 +284,20 @@ class Observer:
             said = f"`zero_grad` runs between `backward` and the step of {name}, which gets no gradients: call it before `backward`"
             self._report("gradients-zeroed", said, zeroed)
 
-    def _note_inner(self, scaler: GradScaler | None, is_fp16: bool, line: str) -> None:
-        if scaler:
-            self._inner = self.inner_line = line
-        elif is_fp16:
-            said = "gradients from `autograd.grad` of FP16 operations are computed without a loss scale, and underflow to zero: "
-            said += "pass `scaler.scale(outputs)` to `autograd.grad`, and divide its result by `scaler.get_scale()`; or compute them in FP32"
-            self._report("inner-gradients-not-scaled", said, line)
+    def _measure_inner(self, run: Run, gradients: Any, line: str) -> None:
+        """Report gradients from `autograd.grad` of a loss without a scale if they underflow."""
+        if ("inner-gradients-not-scaled", line) in self.findings:
+            return
+        with suppress(AuditorError):
+            if underflows(run, gradients):
+                said = "gradients from `autograd.grad` of FP16 operations are computed without a loss scale, and underflow to zero: "
+                said += "pass `scaler.scale(outputs)` to `autograd.grad`, and divide its result by `scaler.get_scale()`; or compute them in FP32"
+                self._report("inner-gradients-not-scaled", said, line)
+
+    def _are_trained(self, inputs: Any) -> bool:
+        """Whether an optimizer has the inputs of `autograd.grad`, whose gradients the step then assigns to them."""
+        own = {id(p) for one in self._optimizers for p in _parameters(one)}
+        return all(id(x) in own for x in inputs)
 
     def _origin(self, roots: Any) -> tuple[GradScaler | None, bool, list[float]]:
         """The scaler of a loss; whether FP16 operations led to it; the numbers that divide it last (1/x for a factor x)."""
@@ -521,7 +546,7 @@ class Observer:
         known = {p: one for p in listed if (one := self._known(p))}
         limit = float(args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", math.inf)))
         scaled = next((one for one in known.values() if one.state == "scaled"), None)
-        if scaled is not None and math.isfinite(limit):
+        if scaled is not None and limit < _size(name, known):
             scale = self._scale_of(self.used_scalers.get(scaled.scaler or 0))
             if not (self._reads_scale and limit >= UNLIMITED * scale):
                 said = f"`{name}` clips gradients that are still multiplied by the loss scale, {scale:g}, so that their limit is {limit / scale:.2g} instead of {limit:g}: call `scaler.unscale_(optimizer)` before the clipping"
@@ -547,12 +572,32 @@ def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     return (p for group in optimizer.param_groups for p in group["params"])
 
 
+def _size(name: str, parameters: Iterable[torch.Tensor]) -> float:
+    """What a function that clips gradients limits: their norm, or the largest of their absolute values."""
+    with plain_torch():
+        gradients = [entries(p.grad).double() for p in parameters if p.grad is not None and p.grad.numel()]
+        if name == "clip_grad_value_":
+            return max((float(x.abs().max()) for x in gradients), default=0.0)
+        return math.hypot(*(float(x.norm()) for x in gradients))
+
+
+def _gradients(
+    original: Callable[..., Any], roots: Any, inputs: Any, others: Any, kwargs: Any, gradients: Any
+) -> Sequence[torch.Tensor | None]:
+    """The gradients of the inputs, by torch.autograd's `grad`, which keeps the graph."""
+    result: Sequence[torch.Tensor | None] = original(roots, gradients, True, False, inputs, *others, **kwargs)
+    return result
+
+
 def _factors(node: Any, scaled: Any) -> Iterator[float]:
     """The numbers by which a chain of scalar operations divides the loss, the last first; a factor x as 1/x."""
     while node is not None:
-        name, following = node.name(), node.next_functions[0][0] if node.next_functions else None
+        name = node.name()
+        following = node.next_functions[0][0] if node.next_functions else None
         if name in ("DivBackward0", "MulBackward0") and node not in scaled:
             other = node._saved_other
+            if following is None and name == "MulBackward0":  # the constant is the first argument
+                following, other = node.next_functions[1][0], node._saved_self
             is_mean = following is not None and following.name().startswith("SumBackward")
             if is_mean or other is None or other.numel() != 1 or other.requires_grad or not float(other):
                 return
@@ -560,6 +605,15 @@ def _factors(node: Any, scaled: Any) -> Iterator[float]:
         elif node not in scaled and name != "ToCopyBackward0":
             return
         node = following
+
+
+def _given_factor(gradients: Any) -> list[float]:
+    """What the step passes to `backward` as gradient of one loss, as the number that divides the loss."""
+    given = tensors_in(gradients)
+    if len(given) != 1 or given[0].numel() != 1:
+        return []
+    value = float(given[0].detach())
+    return [] if value in (0.0, 1.0) or not math.isfinite(value) else [1 / value]
 
 
 def _wrap_function(name: str, around: Callable[..., Any]) -> None:

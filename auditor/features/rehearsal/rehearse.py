@@ -44,6 +44,8 @@ from .trials import OF_SCALE
 FIRST_SCALE = 65536.0  # GradScaler's default
 LOST, ALL = 0.2, 0.9
 """Share of affected entries, beyond FP32's, from which there is a problem: in all parameters together, and in one."""
+ALONE = 0.5
+"""Relative error of one parameter's gradient that is a problem, even if the error of all parameters' gradients is small."""
 SKIPS = 0.02
 """Allowed share of skipped steps in the second half of a run: GradScaler sometimes tries a larger scale."""
 BEHIND, LEAST = 0.05, 1e-3
@@ -251,6 +253,20 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
             "keep its module in FP32"
         )
         yield problem("gradients-off", said, worst.rpartition(".")[0])
+    else:
+        yield from _one_gradient_off(run, fp32, error, problem)
+
+
+def _one_gradient_off(
+    run: RecipeRun, fp32: RecipeRun, error: float, problem: Callable[..., RecipeProblem]
+) -> Iterator[RecipeProblem]:
+    """A parameter whose gradient is wrong, although those of all parameters together are right. error: of all."""
+    worst = max(run.parameters, key=lambda name: run.share("error", name) or 0.0, default="")
+    own = run.share("error", worst) or 0.0
+    noise = fp32.share("error", worst) or 0.0
+    if worst and own > max(ALONE, noise):
+        said = f"gradients of {worst} differ from FP32's by {own:.0%}, although those of all parameters together only differ by {error:.1%}: keep its module in FP32"
+        yield problem("gradients-off", said, worst.rpartition(".")[0])
 
 
 def _located(skipped: Sequence[NonFiniteStep]) -> NonFiniteStep | None:
@@ -270,7 +286,11 @@ def _skips_too_often(run: RecipeRun, scale: float) -> bool:
 
 
 def _is_behind(run: RecipeRun, fp32: RecipeRun) -> bool:
-    """Whether the final loss exceeds FP32's by more than a share of FP32's progress and than the losses scatter."""
+    """Whether the final loss exceeds FP32's by more than a share of FP32's progress and than the losses scatter.
+
+    The weights count, and not how the step computes its loss: FP32's losses at the same weights have to be behind, too. A
+    teacher in BF16, for example, has other targets than one in FP32.
+    """
     loss = run.last_loss()
     fp32_loss = fp32.last_loss()
     count = len(run.final)
@@ -279,8 +299,27 @@ def _is_behind(run: RecipeRun, fp32: RecipeRun) -> bool:
     if count > 1 and math.isfinite(loss):
         scatter = 2 * statistics.stdev(gaps) / math.sqrt(count)
     progress = abs(statistics.fmean(fp32.losses[:count]) - fp32_loss)
-    tolerated = max(BEHIND * progress, scatter, LEAST * abs(fp32_loss))
-    return not loss - fp32_loss <= tolerated
+    tolerated = max(BEHIND * progress, scatter, LEAST * abs(fp32_loss)) + _lag(run, fp32)
+    if loss - fp32_loss <= tolerated:
+        return False
+    exact = _final_gaps(run, fp32)
+    return not (exact and statistics.fmean(exact) <= tolerated)
+
+
+def _lag(run: RecipeRun, fp32: RecipeRun) -> float:
+    """By how much FP32's loss still falls in as many steps as the run skipped; 0 if those are too many."""
+    skipped, count = len(run.skipped), len(run.final)
+    first = len(fp32.losses) - count - skipped
+    if not skipped or first < 0 or run.scale is None or _skips_too_often(run, run.scale):
+        return 0.0
+    return max(statistics.fmean(fp32.losses[first : first + count]) - fp32.last_loss(), 0.0)
+
+
+def _final_gaps(run: RecipeRun, fp32: RecipeRun) -> list[float]:
+    """FP32's losses at the weights of a run, less those of the run in FP32, in the sampled steps among the last."""
+    first = len(run.losses) - len(run.final)
+    pairs = zip(run.steps, run.exact_losses, strict=False)
+    return [exact - fp32.losses[step] for step, exact in pairs if exact is not None and step >= first]
 
 
 def _lost_entries(run: RecipeRun, fp32: RecipeRun, problem: Callable[..., RecipeProblem]) -> Iterator[RecipeProblem]:

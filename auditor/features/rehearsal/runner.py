@@ -255,7 +255,7 @@ class StepRunner:
                 self._trace.before_backward()
             result = self._observer.backward(original, roots, gradients, *args, **kwargs)
             if self._trace is not None and kwargs["accumulate_grad"]:
-                self._trace.after_backward(roots)
+                self._trace.after_backward(roots, self._observer.root_factors)
             if kwargs["accumulate_grad"]:
                 self.result.backward_passes += not self.result.losses
                 losses_scale = self._observer.root_scale
@@ -305,7 +305,7 @@ class StepRunner:
                 if self._trace is not None:
                     self._trace.before_update(optimizer)
                 if as_written:
-                    self._observer.before_update(optimizer)
+                    self._observer.before_update(optimizer, is_inner=len(self._running) > 1)
                 if not (is_finite := all(all_finite(p.grad) for _, p in own)):
                     self._broken = self._broken or ""
                 for group, p in own if is_finite and self._sampled else ():

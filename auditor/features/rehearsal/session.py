@@ -24,6 +24,7 @@ from ...numerics.devices import NATIVE
 from ...numerics.entries import all_finite, tensors_in
 from ...training.blame import NonFiniteTrace, Trail, blame
 from ...training.step import LOSS
+from .byhand import judge_by_hand
 from .forked import bad_step, call_forked
 from .given import name_tensors, named_tensors
 from .losing import Results, Sketching, find_origin, first_off_step
@@ -33,10 +34,12 @@ from .owncasts import OwnCasts
 from .result import AS_WRITTEN, FP32, SCALED, LossOrigin, NonFiniteStep, Recipe, RecipeRun, StepFinding
 from .runner import StepRunner, parameters_of
 from .storage import Storage, stores_low
-from .trials import TRIALS, Trace, Trial, compare_scales, judge_overflow, set_scales, trial_scale
+from .trials import TRIALS, Trace, Trial, are_comparable, compare_scales, judge_overflow, set_scales, trial_scale
 
 LOOKS = 24
 """Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
+FIRST = 32
+"""Maximum number of steps until the first update, since a step may accumulate gradients over its calls."""
 BLAMED = 4
 """Maximum number of non-finite steps that are run again to find the operation that causes Inf or NaN."""
 OUTERMOST = StepRunner._call_step.__code__
@@ -88,15 +91,19 @@ class Session(StepRunner):
         self._seed = seed
         self._called = list[nn.Module]()
         self._search_at: Search | None = None  # of a run that searches for the operations to blame
+        # ids of all called optimizers and modules, in the run until the first update
+        self._looked: set[int] | None = set()
+        self._period = 1  # number of steps until the first update
         modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
 
-        # The first step runs in a process of its own, and tells which of these objects it uses.
+        # The steps until the first update run in a process of their own, and tell which of these objects they use.
         every_trained = nn.ParameterList(p for one in self.optimizers.values() for p in parameters_of(one))
         low = [one for one in (*modules, every_trained) if stores_low(one)]
         self._storage = Storage(low, (), self._variables())
         self._casts = OwnCasts(Handler(), torch.float32)
         looked = call_forked(self._look)
-        used, self.own_regions, self.low_regions, scaler_ids, makes_scaler, with_gradients, casts = looked
+        used, self.own_regions, self.low_regions, scaler_ids, makes_scaler, with_gradients, casts, self._period = looked
+        self._looked = None
         if not casts:
             self._casts = None
 
@@ -104,7 +111,8 @@ class Session(StepRunner):
         self.scalers = [one for one in scalers if one._enabled or self._is_switched_off(one)]
         self.has_scaler = bool(self.scalers) or makes_scaler
         if used.isdisjoint(self.optimizers):
-            raise bad_step("the first step calls no optimizer's step(): give a function that runs one whole step")
+            said = f"the first {FIRST} steps call no optimizer's step(): give a function that runs one whole step"
+            raise bad_step(said)
         self.optimizers = {number: one for number, one in self.optimizers.items() if number in used}
         trained = dict[Any, int]()  # {parameter: number of its group}
         for optimizer in self.optimizers.values():
@@ -129,18 +137,19 @@ class Session(StepRunner):
 
     def _look(
         self, tell: Callable[[str], None]
-    ) -> tuple[set[int], bool, set[torch.dtype], set[int], bool, set[int], bool]:
-        """Run the first step; return ids of the optimizers and modules that it calls, whether it opens autocast regions,
-        their low dtypes, ids of the GradScalers that it calls, whether it creates an enabled one, ids of the parameters
-        with a gradient, and whether it casts to FP16 or BF16 itself."""
+    ) -> tuple[set[int], bool, set[torch.dtype], set[int], bool, set[int], bool, int]:
+        """Run the steps until the first update; return ids of the optimizers and modules that they call, whether they open
+        autocast regions, their low dtypes, ids of the GradScalers that they call, whether they create an enabled one, ids of
+        the parameters with a gradient, whether they cast to FP16 or BF16 themselves, and their number."""
         known = {id(one) for one in gc.get_objects() if issubclass(type(one), GradScaler)}
-        self.run(FP32, 1, tell)
+        count = len(self.run(FP32, FIRST, tell).losses)
+        looked = self._looked or set()
         used = self._observer.used_scalers
         makes_scaler = any(vars(one)["_enabled"] for number, one in used.items() if number not in known)
-        modules = (one for one in gc.get_objects() if issubclass(type(one), nn.Module) and id(one) in self._used)
+        modules = (one for one in gc.get_objects() if issubclass(type(one), nn.Module) and id(one) in looked)
         with_gradients = {id(p) for one in modules for p in one.parameters() if p.grad is not None}
         casts = self._casts is not None and self._casts.was_needed
-        return self._used, self.own_regions, self.low_regions, {*used}, makes_scaler, with_gradients, casts
+        return looked, self.own_regions, self.low_regions, {*used}, makes_scaler, with_gradients, casts, count
 
     def run(self, recipe: Recipe, steps: int, tell: Callable[[str], None]) -> RecipeRun:
         """Run up to `steps` steps: the run ends with the batches, and without a loss scale with the first non-finite
@@ -150,11 +159,12 @@ class Session(StepRunner):
         self._prepare(recipe)
         as_written = recipe.name == AS_WRITTEN
         batches, result = self._batches(), self.result
-        samples = {i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS if self._search_at is None else 0)}
+        samples = self._samples(steps)
         fp32 = dict[str, Any]()
         scale = torch.tensor(recipe.scale or 1.0)
         finite = torch.zeros((), dtype=torch.int32)  # number of finite steps since the scale changed
         tried = list[StepFinding]()
+        by_hand = list[Trial]()
         for step in range(steps):
             number, batch = call(next, f"before step {step}, the batches", "bad-step", batches, (-1, None))
             if number < 0:
@@ -169,8 +179,10 @@ class Session(StepRunner):
                     fp32, exact = call_forked(partial(self._run_shadow, batch))
             if as_written and self._sampled and len(result.steps) < TRIALS:
                 tried += self._try(batch, step)
+            if as_written and self._sampled and self._observer.scales_by_hand and len(by_hand) < TRIALS:
+                tried += self._try_by_hand(batch, step, by_hand)
             if as_written:
-                self._observer.begin_step()
+                self._observer.begin_step(self._sampled)
                 result.scale = self._observer.scale()
             if self._search_at is not None:
                 self._search(self._search_at, step, batch)
@@ -189,6 +201,10 @@ class Session(StepRunner):
                 self._broken = ""
             self._note_non_finite(step, number)
             tell(f"step {step}, loss {result.losses[-1]}")
+            if self._looked is not None:
+                self._looked |= self._used
+                if not self._looked.isdisjoint(self.optimizers):
+                    break
             if as_written:
                 is_ruined = self._broken is not None and not all(map(all_finite, self._parameters))
                 if is_ruined or (result.skipped and self._observer.scale() is None):
@@ -205,6 +221,14 @@ class Session(StepRunner):
         if not result.losses and result.failure is None:
             raise bad_step("batches is empty: give at least one batch")
         return result
+
+    def _samples(self, steps: int) -> set[int]:
+        """The steps that are measured: those with an update, if gradients are accumulated over steps."""
+        if self._search_at is not None:
+            return set()
+        every = (i * (steps - 1) // (LOOKS - 1) for i in range(LOOKS))
+        of_update = (step - step % self._period + self._period - 1 for step in every)
+        return {min(step, steps - 1) for step in of_update}
 
     def _note_non_finite(self, step: int, number: int) -> None:
         """Record a step whose gradients, weights or loss are not finite."""
@@ -315,9 +339,22 @@ class Session(StepRunner):
             with suppress(AuditorError):
                 plain, scaled = (call_forked(partial(self._run_trial, batch, each, False)) for each in (1.0, scale))
                 broken = call_forked(partial(self._run_trial, batch, scale, True))
-                found = compare_scales(plain, scaled, scale, step) or judge_overflow(scaled, broken, step)
+                dependent = compare_scales(plain, scaled, scale, step)
+                if dependent is None and are_comparable(plain, scaled):
+                    self._observer.tried_lines.add(scaled.inner_line)
+                found = dependent or judge_overflow(scaled, broken, step)
                 findings += [found] if found is not None else []
         return findings
+
+    def _try_by_hand(self, batch: Any, step: int, trials: list[Trial]) -> list[StepFinding]:
+        """The finding of the last two trials of a step that scales its loss by hand. trials: those before, which grow."""
+        with suppress(AuditorError):
+            trials.append(call_forked(partial(self._run_trial, batch, 1.0, False)))
+        if len(trials) < TRIALS:
+            return []
+        first, second = trials[-TRIALS:]
+        found = judge_by_hand(first, second, self._observer.scales_fp16_by_hand, step)
+        return [found] if found is not None else []
 
     def _run_low_state(self, batch: Any, step: int, tell: object) -> list[StepFinding]:
         """The findings of one step as written on values in low precision, see `LowState`."""

@@ -108,7 +108,9 @@ class Trial:
     exception in words, with its line. scales: loss scales before and after the step, of each GradScaler. is_low: whether the
     step's own casts run a part of the backward pass in FP16 or BF16, which rounds differently at another scale.
     moves: changes of weights by values that are made from gradients before `unscale_`; their norms are those of the
-    change. inner_line, constant_line: see `Observer`. emptied_line: of the operation that set all gradients to zero."""
+    change. inner_line, constant_line: see `Observer`. emptied_line: of the operation that set all gradients to zero.
+    factors: those by which the step multiplies the loss of each backward pass, the last first. copies_norm: norm of the
+    gradients of parameters that no optimizer has, such as FP16 copies of the weights."""
 
     gradients: dict[str, Any] = field(default_factory=dict)
     writes: dict[str, list[Write]] = field(default_factory=dict)
@@ -123,6 +125,8 @@ class Trial:
     inner_line: str = ""
     constant_line: str = ""
     emptied_line: str = ""
+    factors: list[tuple[float, ...]] = field(default_factory=list)
+    copies_norm: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._derived = dict[int, tuple[torch.Tensor, str, str]]()  # by storage: (tensor, line, operation)
         self._weights = dict[torch.nn.Parameter, torch.Tensor]()  # before the first change by hand
         self._emptied = dict[int, str]()  # {storage of a gradient: line that set it to zero}
+        self._copies = dict[torch.Tensor, int]()  # {parameter that no optimizer has: storage of its gradient}
         self._count, self._hook, self._pass_line = 0, "", ""
 
     @classmethod
@@ -193,12 +198,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             scales = {key for one in self._scalers if one._scale is not None for key in _keys(one._scale)}
             if scales.isdisjoint(_keys(args[0])):
                 self.trial.reads.append((self._line(), float(result)))
-        elif self._storages:
+        elif self._storages or self._copies:
             self._note_derived(func, name.rpartition("::")[2], args, kwargs, result)
 
     def _note_derived(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Note an operation that reads gradients, or values made from them."""
-        known = {*self._derived, *self._storages.values()}
+        known = {*self._derived, *self._storages.values(), *self._copies.values()}
         if known.isdisjoint(key for x in tensors_in((args, kwargs)) for key in _keys(x)):
             return
         line, places = self._line(), written_by(func) or ()
@@ -223,6 +228,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 _, line, operation = self._derived.get(key, (None, self._line(), "an assignment"))
                 self._storages[p] = key
                 self._add(p, line, operation)
+        for p in self._parameters if self._copies else ():
+            key = next(iter(_keys(p.grad)), 0)
+            if p not in self._storages and (key in self._derived or key in self._copies.values()):
+                _, line, operation = self._derived.get(key, (None, self._line(), "an assignment"))
+                self._storages[p] = key
+                self._add(p, line, operation)
 
     def _add(self, p: torch.nn.Parameter, line: str, operation: str, **about: Any) -> None:
         if p.grad is not None:
@@ -237,12 +248,15 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._settle()
             self._hook, self._pass_line = "", self._line()
 
-    def after_backward(self, roots: Any) -> None:
+    def after_backward(self, roots: Any, factors: Iterable[float]) -> None:
         """After a backward pass: record each parameter's gradient; a trial of an overflow first makes some of them infinite.
 
-        roots: the tensors at which the pass began, usually the loss.
+        roots: the tensors at which the pass began, usually the loss. factors: by which the step multiplied it.
         """
+        self.trial.factors.append(tuple(factors))
         with plain_torch():
+            if self._note_copies(roots):
+                return
             loss = sum(float(entries(x.detach()).double().sum()) for x in tensors_in(roots))
             for optimizer in self._optimizers if self._breaks else ():
                 self._break(optimizer)
@@ -253,6 +267,18 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if p not in self._weights:
                         self._weights[p] = p.detach().clone()
                     self._add(p, self._pass_line, BACKWARD, loss=loss, hook=self._hook)
+
+    def _note_copies(self, roots: Any) -> bool:
+        """Note the gradients of parameters that no optimizer has. Returns whether only such parameters got gradients."""
+        leaves = [p for p in leaves_of(roots) if isinstance(p, torch.nn.Parameter)]
+        if not leaves or any(p in self._parameters for p in leaves):
+            return False
+        for p in leaves:
+            if keys := _keys(p.grad):
+                self._copies[p] = keys[0]
+        norms = [float(entries(p.grad).double().norm()) for p in self._copies if p.grad is not None]
+        self.trial.copies_norm = math.hypot(*norms)
+        return True
 
     def _break(self, optimizer: Optimizer) -> None:
         """Make one entry of a gradient of the optimizer infinite."""
@@ -288,6 +314,18 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trial.failure_line = line_of(own[-1]) if own else ""
 
 
+def leaves_of(roots: Any) -> Iterator[torch.Tensor]:
+    """The leaves of the graphs of `roots` that get a gradient."""
+    nodes = [x.grad_fn for x in tensors_in(roots) if x.grad_fn is not None]
+    seen = {*nodes}
+    for node in nodes:  # grows
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        fresh = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= fresh
+        nodes += fresh
+
+
 def trial_scale(scale: float) -> float:
     """The loss scale of a trial step: the step's own scale, rounded down to a power of two; 65536 if that is below 16 or infinite."""
     return 2.0 ** math.floor(math.log2(scale)) if LEAST_SCALE <= scale < math.inf else USUAL_SCALE
@@ -311,7 +349,7 @@ def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> Step
         line = _first_other_read(plain, scaled) or scaled.updates[0].line
         said = f"the learning rate, or another option of the optimizer, depends on a value that is still multiplied by the loss scale, {scale:g}: call `scaler.unscale_(optimizer)` before that"
         return StepFinding("decided-by-scaled-value", said, line, step)
-    if plain.failure or plain.is_low or not (names or scaled.failure):
+    if not are_comparable(plain, scaled) or not (names or scaled.failure):
         return None
     both = [name for name in names if name in plain.gradients and name in scaled.gradients]
     factors = [_norm(scaled.gradients[name]) / (_norm(plain.gradients[name]) or math.nan) for name in both]
@@ -333,6 +371,11 @@ def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> Step
     line = next((update.line for update in (*scaled.updates, *plain.updates)), "")
     said = "the update depends on the loss scale, although the loss and its gradients should be divided by it again"
     return StepFinding("update-depends-on-scale", said, line, step)
+
+
+def are_comparable(plain: Trial, scaled: Trial) -> bool:
+    """Whether differences between two trials at different loss scales are due to the scale."""
+    return not (plain.failure or plain.is_low)
 
 
 def judge_overflow(usual: Trial, broken: Trial, step: int) -> StepFinding | None:

@@ -39,14 +39,51 @@ def right(step: Step) -> Step:
     return step
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Runs another optimizer, and averages the weights every second time."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, {})
+        self.base, self.count = base, 0
+        self.slow = [p.detach().clone() for group in base.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step(closure)
+        self.count += 1
+        if self.count % 2 == 0:
+            parameters = (p for group in self.param_groups for p in group["params"])
+            for kept, p in zip(self.slow, parameters, strict=True):
+                kept.lerp_(p, 0.5)
+                p.copy_(kept)
+
+
+class Signs(torch.optim.Optimizer):
+    """The update of Lion: signs of an average of gradients."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                average = self.state[p].setdefault("average", torch.zeros_like(p))
+                p.add_(average.lerp(p.grad, 0.1).sign(), alpha=-group["lr"])
+                average.lerp_(p.grad, 0.01)
+
+
 class Loop:
-    """What a training file has at its top: two models, two optimizers, two scalers, and small functions."""
+    """What a training file has at its top: two models, several optimizers, two scalers, and small functions."""
 
     def __init__(self) -> None:
         self.model, self.other = mlp(16, 8, 4), mlp(16, 8, 4)
         self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.opt2 = torch.optim.SGD(self.other.parameters(), lr=0.1)
         self.scaler, self.scaler2 = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        self.copies = mlp(16, 8, 4).half()
+        self.opt3 = torch.optim.SGD(self.copies.parameters(), lr=1e-5)
+        self.lookahead, self.signs = Lookahead(self.opt), Signs(self.model.parameters())
         self.calls = 0
 
     def loss(self, x: torch.Tensor, y: torch.Tensor, model: Any = None, dtype: Any = torch.float16) -> torch.Tensor:

@@ -119,11 +119,14 @@ def fp16_parameters(s: Loop, x: Any, y: Any) -> None:
 
 @wrong("inner-gradients-not-scaled")
 def gradient_penalty_without_a_scale(s: Loop, x: Any, y: Any) -> None:
+    """The mean over many rows makes the inner gradients smaller than FP16 numbers."""
     x = x.clone().requires_grad_()
     s.opt.zero_grad()
     loss = s.loss(x, y)
-    (inner,) = torch.autograd.grad(loss, x, create_graph=True)  # <-
-    s.scaler.scale(loss + inner.square().sum()).backward()
+    with torch.autocast("cuda", dtype=torch.float16):
+        mean = s.model(x).sum() / 2**24
+    (inner,) = torch.autograd.grad(mean, x, create_graph=True)  # <-
+    s.scaler.scale(loss + (inner * 2**24).square().sum()).backward()
     s.end()
 
 
@@ -284,6 +287,17 @@ def a_penalty_divided_once_after_its_square(s: Loop, x: Any, y: Any) -> None:
     s.end()
 
 
+@wrong("inner-gradients-not-scaled")
+def an_adversarial_direction_that_underflows(s: Loop, x: Any, y: Any) -> None:
+    """Virtual adversarial training, whose gradient needs no graph."""
+    away = (1e-3 * torch.ones_like(x)).requires_grad_()
+    with torch.autocast("cuda", dtype=torch.float16):
+        distance = (s.model(x + away) - s.model(x).detach()).square().sum() / 2**24
+    (direction,) = torch.autograd.grad(distance, away)  # <-
+    s.begin(x + F.normalize(direction, dim=-1), y)
+    s.end()
+
+
 # Right steps.
 
 
@@ -309,6 +323,14 @@ def a_norm_for_the_log(s: Loop, x: Any, y: Any) -> float:
     norm = clip_grad_norm_(s.model.parameters(), float("inf"))
     s.end()
     return float(norm)
+
+
+@right
+def a_norm_for_the_log_with_a_limit_that_is_never_reached(s: Loop, x: Any, y: Any) -> float:
+    s.begin(x, y)
+    norm = clip_grad_norm_(s.model.parameters(), 1e9)
+    s.end()
+    return float(norm) / s.scaler.get_scale()
 
 
 @right
@@ -418,6 +440,61 @@ def gradient_penalty(s: Loop, x: Any, y: Any) -> None:
     (inner,) = torch.autograd.grad(s.scaler.scale(loss), x, create_graph=True)
     inner = inner / s.scaler.get_scale()
     s.scaler.scale(loss + inner.square().sum()).backward()
+    s.end()
+
+
+@right
+def gradient_penalty_of_a_small_batch_without_a_scale(s: Loop, x: Any, y: Any) -> None:
+    """Nothing underflows, so that a loss scale would change nothing."""
+    x = x.clone().requires_grad_()
+    s.opt.zero_grad()
+    loss = s.loss(x, y)
+    (inner,) = torch.autograd.grad(loss, x, create_graph=True)
+    s.scaler.scale(loss + inner.square().sum()).backward()
+    s.end()
+
+
+@right
+def gradient_penalty_of_the_sum_of_scores(s: Loop, x: Any, y: Any) -> None:
+    """R1: each row has its own gradient, which does not depend on the number of rows."""
+    x = x.clone().requires_grad_()
+    s.opt.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16):
+        scores = s.model(x)
+    (inner,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+    s.scaler.scale(F.softplus(-scores).mean() + 5 * inner.square().sum(1).mean()).backward()
+    s.end()
+
+
+@right
+def gradient_penalty_of_each_score(s: Loop, x: Any, y: Any) -> None:
+    x = x.clone().requires_grad_()
+    s.opt.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16):
+        scores = s.model(x)
+        (inner,) = torch.autograd.grad(scores, x, torch.ones_like(scores), create_graph=True)
+    s.scaler.scale(scores.mean() + (inner.norm(dim=1) - 1).square().mean()).backward()
+    s.end()
+
+
+@right
+def an_inner_gradient_whose_scale_cancels(s: Loop, x: Any, y: Any) -> None:
+    """Only the direction of the scaled gradient counts."""
+    x = x.clone().requires_grad_()
+    s.opt.zero_grad()
+    loss = s.loss(x, y)
+    (inner,) = torch.autograd.grad(s.scaler.scale(loss), x, create_graph=True)
+    s.scaler.scale(loss + F.normalize(inner, dim=1).sum(1).square().mean()).backward()
+    s.end()
+
+
+@right
+def an_inner_gradient_with_a_scale_of_its_own(s: Loop, x: Any, y: Any) -> None:
+    x = x.clone().requires_grad_()
+    s.opt.zero_grad()
+    loss = s.loss(x, y)
+    (inner,) = torch.autograd.grad(loss * 1024, x, create_graph=True)
+    s.scaler.scale(loss + (inner / 1024).square().sum()).backward()
     s.end()
 
 

@@ -14,15 +14,15 @@ from auditor.errors import AuditorError
 from auditor.features.rehearsal.forked import call_forked
 from auditor.features.rehearsal.page import overview, render
 from auditor.features.rehearsal.rehearse import problems_of, recipe_as_written
-from auditor.features.rehearsal.result import FP32, Recipe, RecipeRun
+from auditor.features.rehearsal.result import FP32, NonFiniteStep, Recipe, RecipeRun
 from auditor.features.rehearsal.session import Session
 from auditor.report.blocks import Prose
-from tests.features.rehearsal import steps_by_calls, steps_by_hand
+from tests.features.rehearsal import steps_by_calls, steps_by_factor, steps_by_hand, steps_in_the_wild
 from tests.features.rehearsal.cases import classes, mlp
 from tests.features.rehearsal.stepping import RIGHT, STEPS, WRONG, Loop, Step, marked_line, run_as_written
 from tests.support.refusing import refused
 
-STEP_FILES = steps_by_calls, steps_by_hand  # whose import fills WRONG and RIGHT
+STEP_FILES = steps_by_calls, steps_by_hand, steps_by_factor, steps_in_the_wild  # whose import fills WRONG and RIGHT
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -153,6 +153,25 @@ def test_a_loss_that_looks_better_than_in_fp32_at_the_same_weights_is_a_problem(
     assert problem.text == "the loss is 0.1, in FP32 0.5 at the same weights, so that it looks better than it is"
     low.exact_losses = [0.5, 0.11]
     assert list(problems_of("bf16", {"fp32": fp32, "bf16": low})) == []
+
+
+def test_a_loss_is_behind_only_if_the_weights_are() -> None:
+    """A frozen teacher in BF16 has other targets than in FP32, which the weights reach as well."""
+    fp32 = RecipeRun(FP32, [1.0, 0.5, 0.4, 0.4])
+    low = RecipeRun(Recipe("bf16", "BF16", "bf16"), [1.0, 0.55, 0.47, 0.47], steps=[2, 3], errors=[0.0, 0.0])
+    low.exact_losses = [0.4, 0.401]
+    assert list(problems_of("bf16", {"fp32": fp32, "bf16": low})) == []
+    low.exact_losses = [0.47, 0.47]
+    assert [each.kind for each in problems_of("bf16", {"fp32": fp32, "bf16": low})] == ["loss-behind"]
+
+
+def test_a_run_that_skipped_its_first_step_is_one_step_late_and_not_behind() -> None:
+    fp32 = RecipeRun(FP32, [1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
+    low = RecipeRun(Recipe("fp16", "FP16", "fp16"), [1.0, 1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2], scale=32768.0)
+    low.skipped = [NonFiniteStep(0, 0, 65536.0)]
+    assert list(problems_of("fp16", {"fp32": fp32, "fp16": low})) == []
+    low.skipped = []
+    assert [each.kind for each in problems_of("fp16", {"fp32": fp32, "fp16": low})] == ["loss-behind"]
 
 
 def test_consequences_of_a_wrong_scale_are_no_problems_of_their_own() -> None:

@@ -63,7 +63,7 @@ def _explodes() -> Made:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (_no_optimizer, "first step calls no optimizer's step"),
+        (_no_optimizer, "the first 32 steps call no optimizer's step"),
         (_makes_its_own, "creates its own SGD"),
         (_raises, "the step raised ValueError: no such thing"),
         (_closure, r"LBFGS \(test_failing.py:\d+\) calls its closure a number of times"),

@@ -55,6 +55,49 @@ def test_batches_of_a_loader_serve_both_modes(tmp_path: Path, text: str, source:
     assert any("taken for labels and left out" in note for note in load(target).warnings)
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("batches = X.split(4)\n", 3),
+        ("batches = X.split(6)\n", 2),
+        ("batches = X.split(5)\n", 3),  # of 5, 5 and 2 rows
+        ("batches = X.unsqueeze(1).unbind()\n", 4),  # the first of twelve
+        ("batches = tuple(torch.randn(4, 3) for _ in range(4))\n", 4),
+        ("def get_inputs(): return X.split(4)\n", 3),
+        ("example_inputs = X.chunk(2)\n", 2),
+        ("batches = X.split(4)\ntargets = Y.split(4)\n", 3),
+    ],
+)
+def test_a_tuple_of_tensors_that_are_alike_is_a_series_of_batches(tmp_path: Path, text: str, count: int) -> None:
+    subject = load(write(tmp_path, text))
+    assert [len(args) for args, _ in subject.batches] == [1] * count
+    assert not any("labels" in note for note in subject.warnings)
+    if "targets" in text:
+        assert len(load_training(write(tmp_path, text)).objective.targets) == count
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "batches = (X, Y)\n",
+        "batches = (X, X.clone())\n",  # an input and a target that are alike
+        "batches = (X, X)\n",
+        "batches = (X, X + 1, X > 0)\n",
+    ],
+)
+def test_an_input_with_its_labels_is_one_batch(tmp_path: Path, text: str) -> None:
+    assert load(write(tmp_path, text)).inputs_source.endswith("the only batch")
+
+
+def test_parts_of_one_tensor_are_arguments_of_a_forward_that_takes_them(tmp_path: Path) -> None:
+    attention = "def score(self, q, k): return q @ k.T\nNet.forward = score\n"
+    (batch,) = load(write(tmp_path, attention + "batches = X.chunk(2)\n")).batches
+    assert len(batch[0]) == 2
+    several = "def total(self, *xs): return sum(xs)\nNet.forward = total\n"
+    (batch,) = load(write(tmp_path, several + "batches = X.split(4)\n")).batches
+    assert len(batch[0]) == 3
+
+
 @pytest.mark.parametrize("text", ["batches = X\n", "batches = [X, X]\n"])
 def test_tensors_without_labels_are_batches(tmp_path: Path, text: str) -> None:
     subject = load(write(tmp_path, text))

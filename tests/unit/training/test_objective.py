@@ -172,6 +172,7 @@ THREE = "def get_inputs(): return [(X,), (X,), (X,)]\n"
         (INPUTS + "targets = [[{'box': t} for t in Y]]\n" + BOXES, 1),
         (TWO + "def loss_fn(y, t): return mse(y, t['a'])\ntargets = [{'a': Y, 'b': Y}] * 2\n", 2),
         (INPUTS + "targets = [Y]\nloss_fn = mse\n", 1),
+        (TWO + "targets = (Y, Y)\nloss_fn = mse\n", 2),
         (TWO + "from torch.utils.data import DataLoader\ntargets = DataLoader([Y[0]] * 8, 4)\nloss_fn = mse\n", 2),
     ],
 )

@@ -1,0 +1,193 @@
+"""Detects wrong unscaling of a loss that the step multiplies by a constant itself, without a GradScaler.
+
+Two trial steps show what the step does with its gradients between `backward` and the update. What divides them by the same
+number in both, or by one in proportion to the factor of the loss, is an unscaling, and has to divide them by this factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from .result import StepFinding
+from .sketch import apart
+from .trials import BACKWARD, SAME, Trial, Write
+
+BY_HAND = 64
+"""Factor on a loss from which the user scales the loss by hand."""
+EXACT = 1e-4
+"""Largest relative difference of two factors that count as equal."""
+LEAST_LIMIT = 0.05
+"""A limit of the gradients' norm, divided by the loss's factor, below which the user chose it for unscaled gradients."""
+CUT = 4.0
+"""Factor by which a limit has to shrink gradients to matter."""
+MOST_FACTORS = 6
+"""Maximum number of factors of a loss whose products are tried."""
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A change of a gradient after `backward`. shrinks_by: norm before over norm after. is_division: whether it is a division by
+    the same number in both trials, or by one in proportion to the loss's factor. is_limit: whether it limits gradients to less than is usual for unscaled ones."""
+
+    write: Write
+    shrinks_by: float
+    is_division: bool
+    is_limit: bool
+
+
+def is_scaled_by_hand(factor: float, is_fp16: bool) -> bool:
+    """Whether a factor of a loss is a loss scale, and not the weight of a loss: outside FP16, only a power of two is."""
+    if not (BY_HAND <= factor < math.inf):
+        return False
+    return is_fp16 or math.frexp(factor)[0] == 0.5
+
+
+def judge_by_hand(first: Trial, second: Trial, is_fp16: bool, step: int) -> StepFinding | None:
+    """A finding if gradients of a loss that is scaled by hand are not divided by its factor, or are limited before.
+
+    first, second: the trials of two steps. is_fp16: whether FP16 operations led to the loss.
+    """
+    if first.failure or second.failure or not second.updates or not second.factors:
+        return None
+    if not first.factors or len({*first.factors}) > 1 or len({*second.factors}) > 1:
+        return None
+    factors = second.factors[-1]
+    factor = math.prod(factors)
+    grown = factor / math.prod(first.factors[-1])
+    if factor < BY_HAND:
+        return None
+    right = [*_divisors(factors, len(second.factors))]
+    found = list[tuple[int, StepFinding]]()
+    for name in second.gradients:
+        writes = _since_backward(second.writes.get(name, []))
+        if not writes or not all(0 < write.norm < math.inf for write in writes):
+            continue
+        changes = [*_changes(first, second, name, factor, grown)]
+        finding = _judge(changes, factor, right, is_fp16, second.updates[0].line, step)
+        if finding is not None:
+            found.append((writes[0].number, finding))
+    if found:
+        return min(found, key=lambda one: one[0])[1]
+    return _judge_copies(first, second, factor, grown, right, step)
+
+
+def _judge(
+    changes: list[_Change], factor: float, right: list[float], is_fp16: bool, update_line: str, step: int
+) -> StepFinding | None:
+    """The finding on the changes of one gradient. right: the numbers by which to divide it."""
+    divided = 1.0
+    limit: Write | None = None
+    division: Write | None = None
+    for change in changes:
+        if change.is_division:
+            divided *= change.shrinks_by
+            division = change.write
+        elif change.is_limit:
+            limit = limit or change.write
+        if division is not None and any(_is_near(divided, one) for one in right):
+            return None if limit is None else _limited(limit, factor, step)
+    if division is not None and not _is_near(divided, 1.0):
+        return _other_factor(factor, divided, division.line, step)
+    if is_fp16:
+        said = f"the loss is multiplied by {factor:g}, and its gradients are used without a division by it: divide them before, or use a GradScaler"
+        return StepFinding("update-with-scaled-gradients", said, update_line, step)
+    return None
+
+
+def _limited(limit: Write, factor: float, step: int) -> StepFinding:
+    said = f"`{limit.operation}` limits gradients that are still multiplied by {factor:g}, and only then they are divided by it: divide them before"
+    return StepFinding("change-before-unscale", said, limit.line, step)
+
+
+def _divisors(factors: tuple[float, ...], passes: int) -> Iterator[float]:
+    """The numbers by which gradients may be divided: a product of the loss's factors that is a loss scale, or that times the
+    number of backward passes, unless the loss is divided by this number. The other factors belong to the loss."""
+    known = factors[:MOST_FACTORS]
+    is_mean = any(_is_near(passes, 1 / one) for one in known)
+    for count in range(1, len(known) + 1):
+        for chosen in combinations(known, count):
+            product = math.prod(chosen)
+            if product >= BY_HAND:
+                yield product
+                if not is_mean:
+                    yield product * passes
+
+
+def _changes(first: Trial, second: Trial, name: str, factor: float, grown: float) -> Iterator[_Change]:
+    """The changes of a gradient after its last `backward`, whose norms are known. grown: the factor over that of the first
+    trial."""
+    ones = _since_backward(first.writes.get(name, []))
+    others = _since_backward(second.writes.get(name, []))
+    for i in range(1, len(others)):
+        before, write = others[i - 1], others[i]
+        shrinks_by = before.norm / write.norm
+        earlier = _shrinks_by(ones, i)
+        is_same = earlier is not None and _is_same(earlier, shrinks_by, grown)
+        size = _norm_at(second, write) / factor
+        is_limit = shrinks_by > CUT and size < LEAST_LIMIT
+        yield _Change(write, shrinks_by, is_same and _is_proportional(before, write, shrinks_by), is_limit)
+
+
+def _since_backward(writes: list[Write]) -> list[Write]:
+    """The last write by `backward`, and those after it; [] without one."""
+    starts = [i for i, write in enumerate(writes) if write.operation == BACKWARD]
+    return writes[starts[-1] :] if starts else []
+
+
+def _shrinks_by(writes: list[Write], i: int) -> float | None:
+    """The norm before write number `i` over the norm after it; None if unknown."""
+    if i >= len(writes) or not writes[i].norm:
+        return None
+    ratio = writes[i - 1].norm / writes[i].norm
+    return ratio if 0 < ratio < math.inf else None
+
+
+def _is_proportional(before: Write, after: Write, shrinks_by: float) -> bool:
+    divided = [x / shrinks_by for x in before.sketch]
+    return apart(divided, [*after.sketch]) <= SAME
+
+
+def _norm_at(trial: Trial, write: Write) -> float:
+    """The norm of all gradients after the line of a write."""
+    every = (one for writes in trial.writes.values() for one in writes)
+    return math.hypot(*(one.norm for one in every if (one.line, one.operation) == (write.line, write.operation)))
+
+
+def _judge_copies(
+    first: Trial, second: Trial, factor: float, grown: float, right: list[float], step: int
+) -> StepFinding | None:
+    """The finding on gradients of FP32 copies of the weights, which are made from those of the model."""
+    ones, others = _copied(first), _copied(second)
+    if not ones or not others:
+        return None
+    divided = second.copies_norm / math.hypot(*(one.norm for one in others))
+    earlier = first.copies_norm / math.hypot(*(one.norm for one in ones))
+    if not _is_same(earlier, divided, grown) or any(_is_near(divided, one) for one in right):
+        return None
+    if _is_near(divided, 1.0):
+        said = f"the loss is multiplied by {factor:g}, and its gradients are used without a division by it: divide them before, or use a GradScaler"
+        return StepFinding("update-with-scaled-gradients", said, second.updates[0].line, step)
+    return _other_factor(factor, divided, others[-1].line, step)
+
+
+def _copied(trial: Trial) -> list[Write]:
+    """The gradients at the update of parameters that no backward pass reaches."""
+    known = [writes[-1] for writes in trial.writes.values() if writes and writes[0].operation != BACKWARD]
+    return [write for write in known if 0 < write.norm < math.inf] if trial.copies_norm else []
+
+
+def _other_factor(factor: float, divided: float, line: str, step: int) -> StepFinding:
+    said = f"the loss is multiplied by {factor:g}, and its gradients are divided by {divided:.6g}: divide them by the same number, or use a GradScaler"
+    return StepFinding("divided-by-another-factor", said, line, step)
+
+
+def _is_same(earlier: float, later: float, grown: float) -> bool:
+    """Whether gradients are divided by the same number in both trials, or by one in proportion to the loss's factor."""
+    return _is_near(earlier, later) or _is_near(earlier * grown, later)
+
+
+def _is_near(x: float, y: float) -> bool:
+    return abs(x - y) <= EXACT * abs(y)
