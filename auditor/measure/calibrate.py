@@ -19,7 +19,7 @@ from ..records.quantization import QuantizedLayer
 from .attribute import FirstOrder, first_order
 from .causes import refine_causes
 from .decisions import measure_decisions
-from .layers import measure_layers, spans_of
+from .layers import ModelRun, QuantizedModel, measure_layers, spans_of
 from .measure import Measurement, measure
 from .quantized import QuantizedLayers, require_layers
 from .reference import Back
@@ -68,6 +68,7 @@ def calibrate(
     """
     batches = usable(capture, subject)
     spans = spans_of(subject.model, schemes, batches, seed)
+    quantized_model = QuantizedModel(subject.model, spans)
 
     def measure_batch(batch: Batch, *backs: Back) -> tuple[Measurement, FirstOrder]:
         """Measure one batch. If a backward pass raises, repeat with the next mode in `backs`."""
@@ -93,7 +94,9 @@ def calibrate(
         leads = batch is subject.batches[0]
         regions = tuple(regions_of(measured, contributions, output_metric)) if leads else ()
         decisions = measure_decisions(measured, output_metric) if leads else ()
-        quantized = {(layer.node, layer.scheme): layer for layer in measure_layers(measured, first, output_metric)}
+        model_run = ModelRun(quantized_model, batch, seed)
+        layers = measure_layers(measured, first, output_metric, model_run)
+        quantized = {(layer.node, layer.scheme): layer for layer in layers}
         return Calibration(
             errors,
             contributions,

@@ -200,8 +200,16 @@ def _rules(layer: QuantizedLayer, audit: Audit) -> str:
 
 
 def _by_scheme(audit: Audit) -> dict[str, list[QuantizedLayer]]:
-    schemes = dict.fromkeys(layer.scheme for layer in audit.quantization)
-    return {scheme: [layer for layer in audit.quantization if layer.scheme == scheme] for scheme in schemes}
+    """{scheme: all layers, the worst first}. Of a layer's calls, the one whose result has the largest error."""
+    worst = dict[tuple[str, str, str], QuantizedLayer]()
+    for call in audit.quantization:
+        layer = call.scheme, call.owner, call.key
+        if layer not in worst or call.error > worst[layer].error:
+            worst[layer] = call
+    result = dict[str, list[QuantizedLayer]]()
+    for call in worst.values():
+        result.setdefault(call.scheme, []).append(call)
+    return result
 
 
 def _cause(layer: QuantizedLayer) -> str:

@@ -291,12 +291,12 @@ def _links_of(layers: Mapping[str, Layer]) -> nx.Graph:
 
 def _squared_error(planning: PlanningContext, operations: Iterable[str], scheme: str) -> float:
     """Sum of the squared effects of quantizing some operations, in the unit of the error budget."""
-    effects = dict[str, float]()  # the same operation of two paths counts once
+    effects = dict[tuple[str, str], float]()  # a layer counts once, also if several calls or paths run it
     for name in operations:
         measured = planning.measured.quantized[name, scheme]
         effect = measured.effect
         if measured.decided_by == "not-run":  # then the first-order estimate
             effect = math.hypot(measured.weight_effect, measured.activation_effect)
-        twin = planning.capture.twins.get(name, name)
-        effects[twin] = max(effect, effects.get(twin, 0.0))
+        layer = measured.key, measured.owner
+        effects[layer] = max(effect, effects.get(layer, 0.0))
     return sum((effect * planning.output_metric.unit) ** 2 for effect in effects.values())
