@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -64,9 +64,13 @@ _ALIKE = 1.5
 
 
 def measure_layers(
-    measurement: Measurement, first: FirstOrder, output_metric: OutputMetric, whole: ModelRun
+    measurement: Measurement,
+    first: FirstOrder,
+    output_metric: OutputMetric,
+    whole: ModelRun,
+    runs: dict[tuple[str, str], ChoiceRun],
 ) -> Iterator[QuantizedLayer]:
-    """Measure all layers under all schemes.
+    """Measure all layers under all schemes. runs: receives {(layer, scheme): its run}, if a run measured its effect.
 
     A run measures an effect without a first-order estimate, an effect on a choice inside the model, and an estimate
     above a quarter of the error budget. In this order; first the layers nearest to a choice, and the largest estimates.
@@ -96,6 +100,8 @@ def measure_layers(
                 if must_run or not effect.isolated <= SENSITIVE_SHARE * limit:
                     if reruns.spent < allowed or reruns.is_known(name, scheme):
                         error = reruns.effect(name, scheme, parts)
+                        if reruns.outputs is not None:
+                            runs[name, scheme] = reruns.as_choice()
                         effect = replace(
                             effect,
                             isolated=error,
@@ -157,10 +163,17 @@ class _LayerRuns(Reruns):
         if not self.runs_model(name):
             return self.error(name, self.measurement.values[name] + together(parts))
         at = self._calls[name], scheme
+        self.outputs = None
         if at not in self._known:
             self._known[at] = self._run_model(self.measurement.quantized.layers[name].key, scheme)
         error, self.criterion, self.failure = self._known[at]
         return error
+
+    def as_choice(self) -> ChoiceRun:
+        """The last run as the run of a choice that quantizes one layer."""
+        assert self.outputs is not None
+        error = self.output_metric.distance(self._outputs, self.outputs)
+        return ChoiceRun(error, change_of(self._outputs, self.outputs, self.output_metric))
 
     def _run_model(self, key: str, scheme: str) -> tuple[float, str, str]:
         """The error of the model with one layer under a scheme, its criterion, and the exception that it raised in words."""
@@ -168,7 +181,9 @@ class _LayerRuns(Reruns):
         run = self._whole
         try:
             outputs = run.model.outputs({key: scheme}, run.batch, run.seed)
-            return *self.output_metric(self._outputs, outputs), ""
+            error, criterion = self.output_metric(self._outputs, outputs)
+            self.outputs = outputs
+            return error, criterion, ""
         except Exception as error:  # another branch may return other outputs, or raise
             let_through(error)
             return math.inf, "", describe(error, LONGEST)
@@ -214,12 +229,16 @@ def _steps_to_choice(measurement: Measurement) -> dict[str, int]:
 
 
 def _jumps(n: fx.Node) -> bool:
-    """Whether an operation's result jumps where its derivative is zero or misses it: also by its arguments."""
+    """Whether an operation's result jumps where its derivative does not show it: by its kind or by its arguments."""
     row = row_of(n)
-    given = arguments(n) if row.packet in ("div", "true_divide") or row.packet.startswith("grid_sampler") else {}
+    if row.jumps or row.draws_by:
+        return True
+    if not isinstance(n.target, torch._ops.OpOverload):
+        return False
+    given = arguments(n)
     rounds = given.get("rounding_mode") is not None
     picks_nearest = given.get("interpolation_mode") == _NEAREST
-    return row.jumps or row.draws_by or rounds or picks_nearest
+    return rounds or picks_nearest
 
 
 def _remedy(
@@ -323,6 +342,14 @@ STORED = 1 << 27
 
 SKETCH = 4096
 """Number of entries to which `change_of` compresses a change of the outputs."""
+
+
+class ChoiceRun(NamedTuple):
+    """Result of running the model under a choice of schemes. error: largest output error of any batch. change: changes
+    of the outputs, [criteria of all batches, entries], see `change_of`."""
+
+    error: float
+    change: torch.Tensor
 
 
 def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], by: OutputMetric) -> torch.Tensor:

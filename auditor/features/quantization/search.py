@@ -75,10 +75,31 @@ class QuantizedPlans:
         if not self.groups:
             return ()
         self.known[kept] = self.run({}, self.planning.subject.batches)._replace(error=0.0)
+        self.known |= self._runs_of_layers()
         self.verified[kept] = Verified("emulation", 0.0, 0.0, 0.0)
         result = [self._plan(scheme, (scheme,)) for scheme in schemes]
         result += [self._plan(MIXED, schemes)] if len(schemes) > 1 else []
         return tuple(replace(plan, dominated_by=_better_than(plan, result)) for plan in result)
+
+    def _runs_of_layers(self) -> dict[Choice, ChoiceRun]:
+        """The runs that measured single layers, as runs of choices: of groups with one layer, if one recording has all
+        batches in their order."""
+        measured = self.planning.measured
+        if self.planning.capture.paths or measured.batches != len(self.planning.subject.batches):
+            return {}
+        result = dict[Choice, ChoiceRun]()
+        for index, group in enumerate(self.groups):
+            calls = [name for name, layer in self.layers.items() if layer.key in group.keys]
+            owners = {self.planning.capture.nodes[name].owner for name in calls}
+            if len(group.keys) > 1 or len(owners) > 1:
+                continue
+            for scheme in group.squares:
+                runs = [measured.choice_runs[name, scheme] for name in calls if (name, scheme) in measured.choice_runs]
+                if runs:
+                    choice = [""] * len(self.groups)
+                    choice[index] = scheme
+                    result[tuple(choice)] = runs[0]
+        return result
 
     def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
         """Search a plan that uses only `schemes`: the verified choice within all limits with the fewest bits."""
@@ -89,6 +110,7 @@ class QuantizedPlans:
             self.known,
             self.verified,
             lambda choice: self._seconds(self._schemes(choice)),
+            limit=self.limit,
         )
         choice = self._best_choice(search, schemes)
         layers = self._schemes(choice)
@@ -266,8 +288,15 @@ def groups_of(planning: PlanningContext, layers: Mapping[str, Layer]) -> list[Gr
                 squares[scheme] = square
         if shared:
             entries = sum(tensors[key].numel() for key in members)
-            result.append(Group(keys, entries, squares))
+            result.append(Group(keys, entries, squares, _unknown_schemes(planning, inside, squares)))
     return result
+
+
+def _unknown_schemes(planning: PlanningContext, operations: Iterable[str], schemes: Iterable[str]) -> frozenset[str]:
+    """The schemes under which the effect of an operation is unknown without a run."""
+    quantized = planning.measured.quantized
+    names = tuple(operations)
+    return frozenset(s for s in schemes if any(quantized[name, s].decided_by == "not-run" for name in names))
 
 
 def _links_of(layers: Mapping[str, Layer]) -> nx.Graph:
