@@ -14,7 +14,7 @@ import torch
 
 from ...errors import let_through
 from ...isolation.members import named_tensors
-from ...measure.layers import QuantizedModel, change_of, spans_of
+from ...measure.layers import ChoiceRun, QuantizedModel, change_of, spans_of
 from ...measure.quantized import Layer, fits, key_of, layers_of, multiplied_weights
 from ...numerics.nodes import shape, view_source
 from ...numerics.schemes import SCHEMES
@@ -23,7 +23,7 @@ from ...plan.costs import half_of, quantized_seconds, seconds
 from ...plan.search import MARGIN
 from ...records import Batch
 from ...records.quantization import MIXED, QuantizedPlan
-from .choices import Choice, ChoiceRun, Group, Search, Verified, bits_of
+from .choices import Choice, Group, Search, Verified, bits_of
 from .unseen import Pair, bound_of
 
 MORE_RUNS = 4
