@@ -48,7 +48,8 @@ class Library:
     what differs in the library}. joined: names of layers of one module that the library joins into one layer, and so
     quantizes in one scheme. needs_gpu: whether its kernels of a scheme need a GPU. rounding: the library's own quantizer of
     a weight (True) or an input, where it differs from the scheme's. stored: function from a weight's quantizer and the bits
-    of other numbers to the bits of an element and of a scale, as the code stores them. unties: whether it stores a tied
+    of other numbers to the bits of an element and of a scale, as the code stores them. unusable: function from a scheme to
+    the reason why the code cannot be used under it, or "". unties: whether it stores a tied
     weight once for every layer. where: what stores the weights."""
 
     title: str
@@ -61,6 +62,7 @@ class Library:
     rounding: Rounding | None = None
     stored: Callable[[Quantizer, int], tuple[float, float]] = lambda by, other: (by.element.bits, other)
     unties: bool = False
+    unusable: Callable[[Scheme], str] = lambda scheme: ""
     where: str = ""
 
     @property
@@ -99,7 +101,14 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
     said = _errors_of(audit, library, plan, layers)
     exceeds = _exceeds(audit, library, plan) or exceeds_in_bf16(audit, plan)
     first = f"{said} {head}" if exceeds else f"{head} {said}"
-    return comment(first, _left_out(library, left), *dict.fromkeys(notes)) + text
+    refused = dict.fromkeys(filter(None, (library.unusable(SCHEMES[scheme]) for scheme in layers.values())))
+    return comment(*refused, first, _left_out(library, left), *dict.fromkeys(notes)) + text
+
+
+def layers_without_code(audit: Audit, plan: QuantizedPlan) -> list[str]:
+    """The quantized layers of a plan that every library's code leaves in 16 bits."""
+    left = [expressible(audit, library, plan)[2] for library in LIBRARIES.values()]
+    return [path for path in _quantized_in(plan) if all(path in one for one in left)]
 
 
 class MeasuredLayers(Protocol):
@@ -331,6 +340,16 @@ def _compressed_kinds(scheme: Scheme) -> tuple[str, ...]:
     return () if any(word in scheme.name for word in ("e5m2", "one_level", "mxfp6")) else ("linear",)
 
 
+def _compressed_unusable(scheme: Scheme) -> str:
+    """A checkpoint of INT4 with zero points: llm-compressor 0.14 writes it, and transformers 5.23 raises on loading it."""
+    if scheme.weight.rule != "asymmetric":
+        return ""
+    return (
+        f"This code CANNOT be used with {scheme.name}: the checkpoint that llm-compressor 0.14 writes for weights with zero "
+        "points does not load. Use int4, or torchao's code for this plan."
+    )
+
+
 def _modelopt_kinds(scheme: Scheme) -> tuple[str, ...]:
     if any(word in scheme.name for word in ("e5m2", "one_level", "asymmetric", "mxfp6")):
         return ()
@@ -425,6 +444,7 @@ LIBRARIES = {
         _COMPRESSED_NOTES,
         rounding=_compressed_rounding,
         stored=_compressed_stored,
+        unusable=_compressed_unusable,
         where="in the checkpoint",
     ),
     "modelopt": Library(

@@ -68,6 +68,7 @@ VLLM = Library(
     needs_gpu=lambda scheme: True,
     rounding=_rounding,
     stored=LIBRARIES["compressed-tensors"].stored,
+    unusable=LIBRARIES["compressed-tensors"].unusable,
     where="in the checkpoint",
 )
 """What vLLM accepts was read from vLLM 0.33: `compressed_tensors.py` and its `utils.py`; its scales from

@@ -44,7 +44,8 @@ class Recording:
     value}. marks: {node: its Mark}. reads: whether Python read values that depend on the inputs, so that the graph is
     valid for these inputs only. asked: whether Python read a dtype. elsewhere: whether modules ran in another thread,
     which is not recorded. operations: number of operations run, even if no output depends on them. returned: {node:
-    keys of the module calls that returned it}. made: {constant: where the user's code made it}."""
+    keys of the module calls that returned it}. made: {constant: where the user's code made it}. steering: names of the
+    operations on whose rounding a value depends that Python read, or that determined a shape."""
 
     graph: fx.Graph = field(default_factory=fx.Graph)
     names: dict[str, str] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Recording:
     operations: int = 0
     returned: dict[str, list[str]] = field(default_factory=dict)
     made: dict[str, Made] = field(default_factory=dict)
+    steering: set[str] = field(default_factory=set)
 
 
 Observer = Callable[[fx.Node, Any], None]
@@ -66,12 +68,14 @@ Observer = Callable[[fx.Node, Any], None]
 
 class Builder:
     """Adds nodes to a recording, and stores `mark` for each. exact: nodes computed without floating-point values, so
-    that rounding cannot change them. fed: nodes that depend on a tensor of the batch."""
+    that rounding cannot change them. fed: nodes that depend on a tensor of the batch. read: nodes whose values Python
+    read, or that determined a shape."""
 
     def __init__(self, recording: Recording, mark: Mark, observer: Observer | None = None) -> None:
         self.recording, self.mark, self._observer = recording, mark, observer
         self.exact: set[fx.Node] = set()
         self.fed: set[fx.Node] = set()
+        self.read: dict[fx.Node, None] = {}
         self._first: fx.Node | None = None
 
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
@@ -118,6 +122,7 @@ class Builder:
     def close(self, outputs: Sequence[fx.Node]) -> None:
         """Finish the graph with `outputs` as its outputs; remove operations and constants that no output depends on."""
         recording = self.recording
+        recording.steering = self._steering()
         recording.graph.output(tuple(outputs))
         for node in reversed(list(recording.graph.nodes)):
             if node.users or (node.op != "call_function" and node.name not in recording.constants):
@@ -129,6 +134,17 @@ class Builder:
         recording.marks = {
             node.name: recording.marks[node.name] for node in recording.graph.nodes if node.op == "call_function"
         }
+
+    def _steering(self) -> set[str]:
+        """Names of the operations on whose rounding the values in `read` depend."""
+        waiting = [node for node in self.read if node not in self.exact]
+        result = set[str]()
+        while waiting:
+            node = waiting.pop()
+            if node.op == "call_function" and node.name not in result:
+                result.add(node.name)
+                waiting += node.all_input_nodes
+        return result
 
     def _placeholder(self, name: str, kind: str, x: torch.Tensor) -> fx.Node:
         graph = self.recording.graph

@@ -298,6 +298,7 @@ def _describe(node: fx.Node, recording: Recording, types: dict[str, type[nn.Modu
         in_place=in_place,
         torch_module=forward_module.startswith("torch."),
         function=mark.function,
+        steers=node.name in recording.steering,
         **_source_fields(mark.written),
     )
 

@@ -133,6 +133,7 @@ class _Recorder(Handler):
         """Note that Python reads the values of the tensors `given`, or that a shape depends on these values."""
         nodes = [self.values.node_of(x) for x in given]
         self.recording.reads |= any(node in self.builder.fed for node in nodes)
+        self.builder.read.update(dict.fromkeys(nodes))
 
     def run_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         return self._record_operation(op, args, kwargs, region, self.handler.run_op)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TypeVar
 
+import torch
+
 from ..capture.paths import usable
 from ..capture.several import RecordedPaths, join_paths, number_of, unjudged_line
 from ..criteria.measure import Criteria
@@ -19,7 +21,7 @@ from ..records.quantization import QuantizedLayer
 from .attribute import FirstOrder, first_order
 from .causes import refine_causes
 from .decisions import measure_decisions
-from .layers import measure_layers, spans_of
+from .layers import ChoiceRun, ModelRun, QuantizedModel, measure_layers, spans_of
 from .measure import Measurement, measure
 from .quantized import QuantizedLayers, require_layers
 from .reference import Back
@@ -37,7 +39,8 @@ class Calibration:
     linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
     on the first batch of each path. decisions: on these first batches; for each format, the Decisions with the largest
     error. first: results of the first batch, if several batches were measured. quantized: {(layer, scheme): result}.
-    under_flags: {product: result of `flag_errors` on the first batch with this product}.
+    under_flags: {product: result of `flag_errors` on the first batch with this product}. choice_runs: {(layer, scheme): the
+    run of all batches with only this layer quantized}, if a run measured it on each batch.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -50,6 +53,7 @@ class Calibration:
     first: Calibration | None = None
     quantized: Mapping[tuple[str, str], QuantizedLayer] = field(default_factory=dict)
     under_flags: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    choice_runs: Mapping[tuple[str, str], ChoiceRun] = field(default_factory=dict, repr=False)
 
 
 def calibrate(
@@ -68,6 +72,7 @@ def calibrate(
     """
     batches = usable(capture, subject)
     spans = spans_of(subject.model, schemes, batches, seed)
+    quantized_model = QuantizedModel(subject.model, spans)
 
     def measure_batch(batch: Batch, *backs: Back) -> tuple[Measurement, FirstOrder]:
         """Measure one batch. If a backward pass raises, repeat with the next mode in `backs`."""
@@ -93,7 +98,10 @@ def calibrate(
         leads = batch is subject.batches[0]
         regions = tuple(regions_of(measured, contributions, output_metric)) if leads else ()
         decisions = measure_decisions(measured, output_metric) if leads else ()
-        quantized = {(layer.node, layer.scheme): layer for layer in measure_layers(measured, first, output_metric)}
+        model_run = ModelRun(quantized_model, batch, seed)
+        choice_runs = dict[tuple[str, str], ChoiceRun]()
+        layers = measure_layers(measured, first, output_metric, model_run, choice_runs)
+        quantized = {(layer.node, layer.scheme): layer for layer in layers}
         return Calibration(
             errors,
             contributions,
@@ -105,6 +113,7 @@ def calibrate(
             None,
             quantized,
             measured.under_flags,
+            choice_runs,
         )
 
     return reduce(_merge_calibrations, map(one, batches))
@@ -168,7 +177,18 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
         first=a.first or a,
         under_flags={**b.under_flags, **a.under_flags},
         quantized=_merge(a.quantized, b.quantized, lambda *both: max(both, key=_harm)),
+        choice_runs={
+            key: _join_runs(run, b.choice_runs[key]) for key, run in a.choice_runs.items() if key in b.choice_runs
+        },
     )
+
+
+def _join_runs(a: ChoiceRun, b: ChoiceRun) -> ChoiceRun:
+    """The run on the batches of two runs; NaN, which fails every limit, counts as the larger error."""
+    error = max(a.error, b.error)
+    if math.isnan(a.error) or math.isnan(b.error):
+        error = math.nan
+    return ChoiceRun(error, torch.cat([a.change, b.change]))
 
 
 def _doubt(linearity: Linearity) -> tuple[bool, int, int]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils._pytree import tree_map_only
 
 from .. import offload
@@ -21,16 +21,17 @@ from ..criteria.margins import Form
 from ..criteria.measure import Criteria, names_of
 from ..emulation.intercept import Handler, intercept
 from ..emulation.regions import Region
+from ..errors import describe, let_through
 from ..isolation.members import named_tensors
 from ..isolation.process import quietly
 from ..isolation.run_model import run_model
 from ..numerics.entries import entries, finite, is_number
 from ..numerics.metrics import output_error
-from ..numerics.nodes import op_name, row_of
+from ..numerics.nodes import arguments, op_name, row_of
 from ..numerics.schemes import SCHEMES, Rounding
 from ..records import Batch, Contribution
 from ..records.quantization import KEEP, SMOOTH, QuantizedLayer
-from ..stages import tick
+from ..stages import beat, tick
 from .attribute import FirstOrder, forms_of
 from .decisions import find_deciding
 from .measure import Measurement
@@ -46,7 +47,7 @@ from .quantized import (
     roles_of_experts,
     together,
 )
-from .rerun import SENSITIVE_SHARE, OutputMetric, Reruns
+from .rerun import LONGEST, SENSITIVE_SHARE, OutputMetric, Reruns
 from .smoothing import best_smoothing
 
 MAX_RUNS = 24
@@ -55,17 +56,21 @@ MAX_RUNS = 24
 MAX_CHOICE_RUNS = 96
 """The same for a model that chooses inside, such as a router: first order does not see the choices that flip."""
 
-_JUMPS = ("fmod", "frac", "hardshrink", "heaviside", "remainder", "threshold")
-"""Operations whose results jump at some inputs, though their derivative is defined nearly everywhere."""
+_NEAREST = 1
+"""The argument `interpolation_mode` of a grid sampler that picks the nearest entry."""
 
 _ALIKE = 1.5
 """Weight and input count as equally harmful up to this ratio of their effects."""
 
 
 def measure_layers(
-    measurement: Measurement, first: FirstOrder, output_metric: OutputMetric
+    measurement: Measurement,
+    first: FirstOrder,
+    output_metric: OutputMetric,
+    whole: ModelRun,
+    runs: dict[tuple[str, str], ChoiceRun],
 ) -> Iterator[QuantizedLayer]:
-    """Measure all layers under all schemes.
+    """Measure all layers under all schemes. runs: receives {(layer, scheme): its run}, if a run measured its effect.
 
     A run measures an effect without a first-order estimate, an effect on a choice inside the model, and an estimate
     above a quarter of the error budget. In this order; first the layers nearest to a choice, and the largest estimates.
@@ -73,11 +78,14 @@ def measure_layers(
     layers = measurement.quantized.layers
     limit = output_metric.limit
     steps_to_choice = _steps_to_choice(measurement)
+    steering = {name for name in layers if measurement.capture.nodes[name].steers}
+    steps_to_choice |= dict.fromkeys(steering, 0)
     allowed = MAX_CHOICE_RUNS if steps_to_choice.keys() & layers.keys() else MAX_RUNS
     blind = {name for name in layers if not first.answers or name in first.unseen}
+    calls = _calls_of(measurement)
     for scheme in measurement.quantized.schemes:
-        reruns = Reruns(measurement, measurement.formats[0], output_metric)
-        estimates = {name: first.quantized[name][scheme] for name in layers}
+        reruns = _LayerRuns(measurement, output_metric, whole, calls, steering)
+        estimates = {name: _sum_of_calls(first, scheme, calls[name]) for name in layers}
 
         def urgency(name: str, estimates: Mapping[str, Contribution] = estimates) -> tuple[bool, float, float]:
             """Sort key: the layers that are measured first have the smallest."""
@@ -90,8 +98,17 @@ def measure_layers(
                 effect = estimates[name]
                 must_run = name in blind or name in steps_to_choice or not together(parts).isfinite().all()
                 if must_run or not effect.isolated <= SENSITIVE_SHARE * limit:
-                    if reruns.spent < allowed:
-                        effect = _run_effect(reruns, name, measurement.values[name] + together(parts), effect)
+                    if reruns.spent < allowed or reruns.is_known(name, scheme):
+                        error = reruns.effect(name, scheme, parts)
+                        if reruns.outputs is not None:
+                            runs[name, scheme] = reruns.as_choice()
+                        effect = replace(
+                            effect,
+                            isolated=error,
+                            decided_by="re-run",
+                            criterion=reruns.criterion,
+                            failure=reruns.failure,
+                        )
                     elif must_run:
                         effect = replace(effect, decided_by="not-run")
                 remedy, remedied = _remedy(reruns, name, scheme, effect, limit, allowed)
@@ -100,15 +117,96 @@ def measure_layers(
                 yield _smoothed(reruns, layer, limit, allowed)
 
 
-def _run_effect(reruns: Reruns, name: str, changed: torch.Tensor, estimate: Contribution) -> Contribution:
-    """The effect of a layer whose result is replaced, by a run of the operations after it."""
-    error = reruns.error(name, changed)
+@dataclass(frozen=True)
+class ModelRun:
+    """What a run of the user's model on one batch needs."""
+
+    model: QuantizedModel
+    batch: Batch
+    seed: int
+
+
+class _LayerRuns(Reruns):
+    """Runs with one quantized layer: of the operations after it, or of the user's model where these do not show the effect.
+
+    The model runs for a layer of several calls, since it is quantized in all of them; and for a layer in `steering`, since
+    Python code may take another branch than the recorded one. Each layer's model runs once for a scheme. calls: see
+    `_calls_of`.
+    """
+
+    def __init__(
+        self,
+        measurement: Measurement,
+        output_metric: OutputMetric,
+        whole: ModelRun,
+        calls: Mapping[str, tuple[str, ...]],
+        steering: Collection[str],
+    ) -> None:
+        super().__init__(measurement, measurement.formats[0], output_metric)
+        self._whole, self._calls, self._steering = whole, calls, steering
+        self._known = dict[tuple[tuple[str, ...], str], tuple[float, str, str]]()
+
+    @property
+    def spent(self) -> float:
+        return super().spent + len(self._known)
+
+    def runs_model(self, name: str) -> bool:
+        """Whether a run of the whole model measures the effect of a layer."""
+        return len(self._calls[name]) > 1 or name in self._steering
+
+    def is_known(self, name: str, scheme: str) -> bool:
+        """Whether the run that measures a layer's effect was made for another call of the layer."""
+        return (self._calls[name], scheme) in self._known
+
+    def effect(self, name: str, scheme: str, parts: Changes) -> float:
+        """The change of the outputs by one layer under a scheme. parts: the changes of its result in this call."""
+        if not self.runs_model(name):
+            return self.error(name, self.measurement.values[name] + together(parts))
+        at = self._calls[name], scheme
+        self.outputs = None
+        if at not in self._known:
+            self._known[at] = self._run_model(self.measurement.quantized.layers[name].key, scheme)
+        error, self.criterion, self.failure = self._known[at]
+        return error
+
+    def as_choice(self) -> ChoiceRun:
+        """The last run as the run of a choice that quantizes one layer."""
+        assert self.outputs is not None
+        error = self.output_metric.distance(self._outputs, self.outputs)
+        return ChoiceRun(error, change_of(self._outputs, self.outputs, self.output_metric))
+
+    def _run_model(self, key: str, scheme: str) -> tuple[float, str, str]:
+        """The error of the model with one layer under a scheme, its criterion, and the exception that it raised in words."""
+        beat()
+        run = self._whole
+        try:
+            outputs = run.model.outputs({key: scheme}, run.batch, run.seed)
+            error, criterion = self.output_metric(self._outputs, outputs)
+            self.outputs = outputs
+            return error, criterion, ""
+        except Exception as error:  # another branch may return other outputs, or raise
+            let_through(error)
+            return math.inf, "", describe(error, LONGEST)
+
+
+def _calls_of(measurement: Measurement) -> dict[str, tuple[str, ...]]:
+    """{operation of a layer: all operations in which the same module reads the layer's weight}."""
+    together = dict[tuple[str, str], list[str]]()
+    for name, layer in measurement.quantized.layers.items():
+        owner = measurement.capture.nodes[name].owner
+        together.setdefault((layer.key, owner), []).append(name)
+    return {name: tuple(names) for names in together.values() for name in names}
+
+
+def _sum_of_calls(first: FirstOrder, scheme: str, calls: Sequence[str]) -> Contribution:
+    """The first-order estimate of a layer's effect: the sum over its calls, which it exceeds only if effects amplify each
+    other."""
+    estimates = [first.quantized[name][scheme] for name in calls]
     return replace(
-        estimate,
-        isolated=error,
-        decided_by="re-run",
-        criterion=reruns.criterion,
-        failure=reruns.failure,
+        estimates[0],
+        isolated=sum(one.isolated for one in estimates),
+        own=sum(one.own for one in estimates),
+        cast=sum(one.cast for one in estimates),
     )
 
 
@@ -118,7 +216,7 @@ def _steps_to_choice(measurement: Measurement) -> dict[str, int]:
     A choice is a discrete result, such as the indices of a top-k, a mask, a random draw or a jump, that outputs depend on.
     """
     nodes = [n for n in measurement.nodes.values() if n.op == "call_function"]
-    jumps = [n for n in nodes if row_of(n).draws_by or row_of(n).packet in _JUMPS]
+    jumps = list(filter(_jumps, nodes))
     result = dict[str, int]()
     level = [*find_deciding(measurement.capture).values(), *jumps]
     steps = 0
@@ -130,25 +228,40 @@ def _steps_to_choice(measurement: Measurement) -> dict[str, int]:
     return result
 
 
-def _remedy(reruns: Reruns, name: str, scheme: str, effect: Contribution, limit: float, runs: int) -> tuple[str, float]:
+def _jumps(n: fx.Node) -> bool:
+    """Whether an operation's result jumps where its derivative does not show it: by its kind or by its arguments."""
+    row = row_of(n)
+    if row.jumps or row.draws_by:
+        return True
+    if not isinstance(n.target, torch._ops.OpOverload):
+        return False
+    given = arguments(n)
+    rounds = given.get("rounding_mode") is not None
+    picks_nearest = given.get("interpolation_mode") == _NEAREST
+    return rounds or picks_nearest
+
+
+def _remedy(
+    reruns: _LayerRuns, name: str, scheme: str, effect: Contribution, limit: float, runs: int
+) -> tuple[str, float]:
     """The first scheme with finer scales that gives a better verdict in a run, and its effect; otherwise KEEP and 0."""
     if effect.decided_by == "not-run" or effect.isolated <= SENSITIVE_SHARE * limit:
         return "", effect.isolated
     allowed = SENSITIVE_SHARE * limit if effect.isolated <= limit else limit
     measurement, finer = reruns.measurement, SCHEMES[scheme].finer
     while finer is not None and reruns.spent < runs:
-        changed = measurement.values[name] + together(measurement.quantized.run(name, finer))
-        if (remedied := reruns.error(name, changed)) <= allowed:
+        parts = measurement.quantized.run(name, finer)
+        if (remedied := reruns.effect(name, finer, parts)) <= allowed:
             return finer, remedied
         finer = SCHEMES[finer].finer
     return KEEP, 0.0
 
 
-def _smoothed(reruns: Reruns, layer: QuantizedLayer, limit: float, runs: int) -> QuantizedLayer:
+def _smoothed(reruns: _LayerRuns, layer: QuantizedLayer, limit: float, runs: int) -> QuantizedLayer:
     """The layer with its effect if its input is smoothed, by factors that are folded into an earlier module; measured for
     layers that no finer scheme repairs and whose input has outlier channels. SMOOTH is the remedy if the verdict improves."""
     is_candidate = layer.remedy == KEEP and layer.part == "activation" and layer.cause == "outlier channel"
-    if not is_candidate or reruns.spent >= runs:
+    if not is_candidate or reruns.spent >= runs or reruns.runs_model(layer.node):
         return layer
     measurement = reruns.measurement
     best = best_smoothing(measurement.quantized, measurement.capture, layer.node, layer.scheme)
@@ -229,6 +342,14 @@ STORED = 1 << 27
 
 SKETCH = 4096
 """Number of entries to which `change_of` compresses a change of the outputs."""
+
+
+class ChoiceRun(NamedTuple):
+    """Result of running the model under a choice of schemes. error: largest output error of any batch. change: changes
+    of the outputs, [criteria of all batches, entries], see `change_of`."""
+
+    error: float
+    change: torch.Tensor
 
 
 def change_of(reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], by: OutputMetric) -> torch.Tensor:

@@ -84,8 +84,10 @@ class Reruns:
     computed.
 
     criterion: the criterion with the largest share of its limit in the last run, if any. failure: the exception that the
-    last run raised, in words, if any.
+    last run raised, in words, if any. outputs: of the last run; None if it raised an exception.
     """
+
+    outputs: list[torch.Tensor] | None = None
 
     def __init__(self, measurement: Measurement, format: str, output_metric: OutputMetric) -> None:
         self.measurement, self.format, self.output_metric = measurement, format, output_metric
@@ -126,9 +128,11 @@ class Reruns:
 
     def _error(self, semantics: Semantics, before: Replay) -> tuple[float, bool]:
         self.criterion = self.failure = ""
+        self.outputs = None
         try:
             outputs, flipped = self._run(semantics, before)
             error, self.criterion = self.output_metric(self._outputs, outputs)
+            self.outputs = outputs
             return error, flipped
         except Exception as error:  # later operations may not run: shapes or entries do not fit
             let_through(error)

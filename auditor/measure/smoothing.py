@@ -35,7 +35,7 @@ class Smoothing(NamedTuple):
 
 
 def readers_of(layer: Layer, layers: Mapping[str, Layer]) -> list[Layer] | None:
-    """All linear layers that read the layer's input; None if anything else reads it."""
+    """All linear layers that read the layer's input; None if anything else reads it, or one of their weights."""
     if layer.given is None or layer.kind != "linear":
         return None
     root = _root(layer)
@@ -44,12 +44,24 @@ def readers_of(layer: Layer, layers: Mapping[str, Layer]) -> list[Layer] | None:
         for user in waiting.pop().users:
             reader = layers.get(user.name)
             if reader is not None and reader.kind == "linear" and reader.given is not None and _root(reader) is root:
+                if not _owns_weight(reader):
+                    return None
                 result.append(reader)
             elif view_source(user) is not None and shape(user)[-1:] == shape(root)[-1:]:
                 waiting.append(user)
             else:
                 return None
     return result
+
+
+def _owns_weight(layer: Layer) -> bool:
+    """Whether no other operation reads the layer's weight, as an embedding does that is tied to the head."""
+    weight: fx.Node | None = layer.weight
+    while weight is not None:
+        if len(weight.users) > 1:
+            return False
+        weight = view_source(weight)
+    return True
 
 
 def _root(layer: Layer) -> fx.Node:

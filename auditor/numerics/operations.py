@@ -65,6 +65,7 @@ class Operation:
     maximum: bool = False  # the largest entry, or a smooth maximum
     kink: bool = False  # the derivative jumps: a small error can change the gradient at once
     steps: bool = False  # a step function: its derivative, zero, does not show the effect of errors
+    jumps: bool = False  # the result jumps at some inputs, though its derivative is defined nearly everywhere
     singular: int | None = None  # position of an argument at whose zeros the result is not finite, or jumps
     normalizes: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # the entries that one result depends on
     distribution: Literal["", "probabilities", "logarithms"] = ""  # whether rows of the result are a distribution

@@ -148,7 +148,8 @@ class Node:
     then casts neither inputs nor result. torch_module: whether torch defines `forward` of the module, as of Linear. function: the torch function call around the node, which a scope may keep in
     FP32. literals: {format: constants that differ from FP32's if the model is stored in the format};
     autocast_literals: the same under autocast. expressions: the user's expressions around the operation, from that of
-    the innermost function to that of the outermost.
+    the innermost function to that of the outermost. steers: whether Python read a value that depends on the result, or
+    a shape does, so that rounding may lead to another branch.
     """
 
     name: Annotated[str, FileField("name of the operation in the captured graph")]
@@ -176,6 +177,7 @@ class Node:
     caller_column: Annotated[int | None, FileField("column in `called_from`'s line; `null`: unknown", least=1)] = None
     batch: Annotated[int, FileField("number of the batch whose run recorded this operation", least=1)] = 1
     expressions: Unwritten[tuple[Span, ...]] = ()
+    steers: Unwritten[bool] = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeGuard
 
 import torch
 
+from ...measure.layers import ChoiceRun
 from ...numerics.schemes import SCHEMES
 from ...records import Score
 from ...stages import tick
@@ -20,6 +21,10 @@ MAX_RUNS = 96
 
 SINGLES = 256
 """Maximum number of runs with only one group quantized; the options with the largest predicted effects are run."""
+
+NEGLIGIBLE = 0.1
+"""Share of the limit up to which the root sum of squares of predicted errors counts as negligible: these options are not
+run."""
 
 FIXED = 2
 """Number of groups of layers with a random scheme, fixed while the schemes of the other groups are improved."""
@@ -60,19 +65,13 @@ def _is_finite(run: ChoiceRun | None) -> TypeGuard[ChoiceRun]:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers with one scheme. keys: names; elements: number of weights; squares: {scheme: squared output error}."""
+    """Layers with one scheme. keys: names; elements: number of weights; squares: {scheme: squared output error}; unknown:
+    schemes whose error is neither predicted nor measured."""
 
     keys: tuple[str, ...]
     elements: int
     squares: Mapping[str, float]
-
-
-class ChoiceRun(NamedTuple):
-    """Result of running the model under a choice of schemes. error: largest output error of any batch. change: changes
-    of the outputs, [criteria of all batches, entries], see `change_of`."""
-
-    error: float
-    change: torch.Tensor
+    unknown: frozenset[str] = frozenset()
 
 
 class Verified(NamedTuple):
@@ -139,7 +138,8 @@ class ErrorModel(NamedTuple):
 class Search:
     """Searches the choice of schemes with the fewest bits whose errors are within a limit. measure: runs a choice on the
     calibration inputs; known, verified: results of runs and of verifications, shared by all searches; seconds: predicted
-    time of a choice, which decides between equal bits; left: number of runs still allowed."""
+    time of a choice, which decides between equal bits; left: number of runs still allowed. limit: the limit of `best`, if it
+    is known before."""
 
     groups: Sequence[Group]
     schemes: tuple[str, ...]
@@ -149,6 +149,7 @@ class Search:
     seconds: Callable[[Choice], float] = lambda _: 0.0
     left: int = MAX_RUNS
     spent: int = 0
+    limit: float = 0.0
 
     def __post_init__(self) -> None:
         """Run options one by one, with all other groups in 16 bits; an option is (index of a group, scheme)."""
@@ -165,10 +166,27 @@ class Search:
         self._set_effects(squares, runs)
 
     def _run_singles(self, squares: Sequence[float]) -> None:
-        """Run the options with the largest predicted squared errors, each with all other groups in 16 bits."""
+        """Run the options with the largest predicted squared errors, each with all other groups in 16 bits; without those
+        whose predicted errors are negligible, all together."""
         largest_first = sorted(zip(squares, self._options, strict=True), key=lambda pair: -pair[0])
+        negligible = self._negligible(largest_first)
         for _, option in largest_first[:SINGLES]:
-            self._run(self._alone(*option))
+            if option not in negligible:
+                self._run(self._alone(*option))
+
+    def _negligible(self, largest_first: Sequence[tuple[float, tuple[int, str]]]) -> set[tuple[int, str]]:
+        """The options whose predicted squared errors add up to less than the square of NEGLIGIBLE times the limit. largest_first:
+        (squared error, option) of all options."""
+        result = set[tuple[int, str]]()
+        total = 0.0
+        for square, option in reversed(largest_first):
+            total += square
+            if total >= (NEGLIGIBLE * self.limit) ** 2:
+                break
+            group, scheme = option
+            if scheme not in self.groups[group].unknown:
+                result.add(option)
+        return result
 
     def _set_effects(self, squares: Sequence[float], runs: Sequence[ChoiceRun | None]) -> None:
         """Set the output changes of all options, their inner products, and their squares. squares, runs: of each option,

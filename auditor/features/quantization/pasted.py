@@ -12,7 +12,7 @@ from ...artefact.libraries import LIBRARIES, Library, MeasuredLayers, exceeds_in
 from ...artefact.vllm import VLLM
 from ...errors import let_through
 from ...isolation.members import named_tensors
-from ...measure.layers import QuantizedModel, spans_of
+from ...measure.layers import QuantizedModel
 from ...measure.quantized import key_of
 from ...numerics.schemes import SCHEMES, Rounding
 from ...plan.context import PlanningContext, worst_of
@@ -32,14 +32,10 @@ class Layers:
 
 
 def measure_code(
-    plans: Sequence[QuantizedPlan], measured: MeasuredLayers, planning: PlanningContext
+    plans: Sequence[QuantizedPlan], measured: MeasuredLayers, planning: PlanningContext, model: QuantizedModel
 ) -> tuple[QuantizedPlan, ...]:
     """The plans of quantization schemes, with the error and size of their code in each library."""
-    if not plans:
-        return ()
-    subject, options = planning.subject, planning.options
-    spans = spans_of(subject.model, options.schemes, subject.batches, options.seed)
-    runs = _Runs(planning, QuantizedModel(subject.model, spans))
+    runs = _Runs(planning, model)
     return tuple(_with_code(measured, plan, runs) for plan in plans)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ...artefact.libraries import LIBRARIES, code_of, quantized_plan
+from ...artefact.libraries import LIBRARIES, code_of, layers_without_code, quantized_plan
 from ...numerics.formats import label
 from ...numerics.schemes import SCHEMES
 from ...plan.search import MARGIN
@@ -117,8 +117,16 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
     of_layers = f", and {plan.effective_bits:.2f} over {them}" if plan.effective_bits != plan.model_bits else ""
     return (
         f"{quantized_title(plan)}: {len(plan.layers) - len(kept)} of {count(len(plan.layers), 'layer')} quantized, with {plan.model_bits:.2f} bits per weight "
-        f"on average over the whole model{of_layers}. Compared with 16 bits, the model needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(plan.error)}, within the {budget}.{score}{despite}{left}{_left_out(plan)}"
+        f"on average over the whole model{of_layers}. Compared with 16 bits, the model needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(plan.error)}, within the {budget}.{score}{despite}{_without_code(plan, audit)}{left}{_left_out(plan)}"
     )
+
+
+def _without_code(plan: QuantizedPlan, audit: Audit) -> str:
+    """A sentence on layers that the plan quantizes and no library's code does, such as experts in one parameter."""
+    paths = layers_without_code(audit, plan)
+    if not paths:
+        return ""
+    return f" In 16 bits in all code, since no library quantizes them: {list_paths(paths, LAYERS_SHOWN, 'layer')}."
 
 
 def _left_out(plan: QuantizedPlan) -> str:
@@ -200,8 +208,16 @@ def _rules(layer: QuantizedLayer, audit: Audit) -> str:
 
 
 def _by_scheme(audit: Audit) -> dict[str, list[QuantizedLayer]]:
-    schemes = dict.fromkeys(layer.scheme for layer in audit.quantization)
-    return {scheme: [layer for layer in audit.quantization if layer.scheme == scheme] for scheme in schemes}
+    """{scheme: all layers, the worst first}. Of a layer's calls, the one whose result has the largest error."""
+    worst = dict[tuple[str, str, str], QuantizedLayer]()
+    for call in audit.quantization:
+        layer = call.scheme, call.owner, call.key
+        if layer not in worst or call.error > worst[layer].error:
+            worst[layer] = call
+    result = dict[str, list[QuantizedLayer]]()
+    for call in worst.values():
+        result.setdefault(call.scheme, []).append(call)
+    return result
 
 
 def _cause(layer: QuantizedLayer) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from ...errors import let_through
 from ...isolation.members import named_tensors
-from ...measure.layers import QuantizedModel, change_of, spans_of
+from ...measure.layers import ChoiceRun, QuantizedModel, change_of, spans_of
 from ...measure.quantized import Layer, fits, key_of, layers_of, multiplied_weights
 from ...numerics.nodes import shape, view_source
 from ...numerics.schemes import SCHEMES
@@ -23,7 +23,7 @@ from ...plan.costs import half_of, quantized_seconds, seconds
 from ...plan.search import MARGIN
 from ...records import Batch
 from ...records.quantization import MIXED, QuantizedPlan
-from .choices import Choice, ChoiceRun, Group, Search, Verified, bits_of
+from .choices import Choice, Group, Search, Verified, bits_of
 from .unseen import Pair, bound_of
 
 MORE_RUNS = 4
@@ -75,10 +75,31 @@ class QuantizedPlans:
         if not self.groups:
             return ()
         self.known[kept] = self.run({}, self.planning.subject.batches)._replace(error=0.0)
+        self.known |= self._runs_of_layers()
         self.verified[kept] = Verified("emulation", 0.0, 0.0, 0.0)
         result = [self._plan(scheme, (scheme,)) for scheme in schemes]
         result += [self._plan(MIXED, schemes)] if len(schemes) > 1 else []
         return tuple(replace(plan, dominated_by=_better_than(plan, result)) for plan in result)
+
+    def _runs_of_layers(self) -> dict[Choice, ChoiceRun]:
+        """The runs that measured single layers, as runs of choices: of groups with one layer, if one recording has all
+        batches in their order."""
+        measured = self.planning.measured
+        if self.planning.capture.paths or measured.batches != len(self.planning.subject.batches):
+            return {}
+        result = dict[Choice, ChoiceRun]()
+        for index, group in enumerate(self.groups):
+            calls = [name for name, layer in self.layers.items() if layer.key in group.keys]
+            owners = {self.planning.capture.nodes[name].owner for name in calls}
+            if len(group.keys) > 1 or len(owners) > 1:
+                continue
+            for scheme in group.squares:
+                runs = [measured.choice_runs[name, scheme] for name in calls if (name, scheme) in measured.choice_runs]
+                if runs:
+                    choice = [""] * len(self.groups)
+                    choice[index] = scheme
+                    result[tuple(choice)] = runs[0]
+        return result
 
     def _plan(self, name: str, schemes: tuple[str, ...]) -> QuantizedPlan:
         """Search a plan that uses only `schemes`: the verified choice within all limits with the fewest bits."""
@@ -89,6 +110,7 @@ class QuantizedPlans:
             self.known,
             self.verified,
             lambda choice: self._seconds(self._schemes(choice)),
+            limit=self.limit,
         )
         choice = self._best_choice(search, schemes)
         layers = self._schemes(choice)
@@ -266,8 +288,15 @@ def groups_of(planning: PlanningContext, layers: Mapping[str, Layer]) -> list[Gr
                 squares[scheme] = square
         if shared:
             entries = sum(tensors[key].numel() for key in members)
-            result.append(Group(keys, entries, squares))
+            result.append(Group(keys, entries, squares, _unknown_schemes(planning, inside, squares)))
     return result
+
+
+def _unknown_schemes(planning: PlanningContext, operations: Iterable[str], schemes: Iterable[str]) -> frozenset[str]:
+    """The schemes under which the effect of an operation is unknown without a run."""
+    quantized = planning.measured.quantized
+    names = tuple(operations)
+    return frozenset(s for s in schemes if any(quantized[name, s].decided_by == "not-run" for name in names))
 
 
 def _links_of(layers: Mapping[str, Layer]) -> nx.Graph:
@@ -291,12 +320,12 @@ def _links_of(layers: Mapping[str, Layer]) -> nx.Graph:
 
 def _squared_error(planning: PlanningContext, operations: Iterable[str], scheme: str) -> float:
     """Sum of the squared effects of quantizing some operations, in the unit of the error budget."""
-    effects = dict[str, float]()  # the same operation of two paths counts once
+    effects = dict[tuple[str, str], float]()  # a layer counts once, also if several calls or paths run it
     for name in operations:
         measured = planning.measured.quantized[name, scheme]
         effect = measured.effect
         if measured.decided_by == "not-run":  # then the first-order estimate
             effect = math.hypot(measured.weight_effect, measured.activation_effect)
-        twin = planning.capture.twins.get(name, name)
-        effects[twin] = max(effect, effects.get(twin, 0.0))
+        layer = measured.key, measured.owner
+        effects[layer] = max(effect, effects.get(layer, 0.0))
     return sum((effect * planning.output_metric.unit) ** 2 for effect in effects.values())

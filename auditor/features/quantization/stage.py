@@ -26,7 +26,7 @@ class Quantization(Feature):
         """The plans, with those of quantization schemes, and the model that ran them."""
         with stages("schemes", "find the fewest bits per weight within the error budget"):
             search = QuantizedPlans(planning)
-            schemes = measure_code(search.plans(), _layers_of(planning), planning)
+            schemes = measure_code(search.plans(), _layers_of(planning), planning, search.model)
         return replace(made, quantized_plans=schemes, quantized_model=search.model)
 
 

@@ -475,6 +475,40 @@ def test_changes_that_cancel_are_predicted_to_cancel(singles: int, monkeypatch: 
     assert search.predicted_error(("fp8", "", "fp8")) == pytest.approx(0.1 * math.sqrt(2))
 
 
+def test_options_with_negligible_effects_are_not_run_alone() -> None:
+    """Of the four smallest squares, 3e-6 together, all but the unknown one are below a hundredth of the squared limit."""
+    alone = torch.diag(torch.tensor([0.001, 0.001, 0.001, 0.0, 0.05, 0.06]))
+    groups, measure = additive(alone, [10] * 6)
+    groups[3] = replace(groups[3], unknown=frozenset({"fp8"}))
+    kept = ("",) * 6
+    known = {kept: measure(kept)}
+    search = Search(groups, ("fp8",), measure, known, {kept: Verified("emulation", 0.0, 0.0, 0.0)}, limit=0.055)
+    assert [tuple("fp8" if i == j else "" for j in range(6)) in known for i in range(6)] == [False] * 3 + [True] * 3
+    assert search.best(0.055) == ("fp8",) * 5 + ("",)
+    assert search.spent <= 6
+
+
+def test_a_run_that_measured_a_layer_is_not_repeated_by_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, run_choice = list[dict[str, str]](), QuantizedPlans.run
+    searched = list[QuantizedPlans]()
+
+    def keep(plans: QuantizedPlans, schemes: dict[str, str], *others: Any) -> ChoiceRun:
+        searched.append(plans)
+        ran.append({key: scheme for key, scheme in schemes.items() if scheme})
+        return run_choice(plans, schemes, *others)
+
+    monkeypatch.setattr(QuantizedPlans, "run", keep)
+    model, x = seeded(twins), normal(32, WIDTH, seed=1)
+    errors = {name: change(model, by_hand(model, {name: "fp8"}), x) for name in "ab"}
+    (one,) = audited(model, x, formats="fp8", max_error=1.1 * max(errors.values()) / MARGIN).quantized_plans
+    assert sorted(one.layers.values()) == ["", "fp8"]
+    assert ran[0] == {}
+    alone = [("fp8", ""), ("", "fp8")]
+    assert not [schemes for schemes in ran if len(schemes) == 1]
+    known = {group.keys[0]: searched[0].known[choice] for group, choice in zip(searched[0].groups, alone, strict=True)}
+    assert {name: run.error for name, run in known.items()} == pytest.approx(errors, rel=1e-3)
+
+
 @pytest.mark.parametrize("error", [math.inf, math.nan])
 def test_a_scheme_whose_run_fails_is_not_chosen(error: float) -> None:
     def measure(choice: tuple[str, ...]) -> ChoiceRun:

@@ -423,7 +423,26 @@ def test_the_effect_of_a_layer_on_a_choice_is_measured(choose: Callable[[nn.Modu
     assert one.layers["router"] == "" or alone <= 0.1
 
 
-@pytest.mark.parametrize("jump", [lambda x: F.threshold(x, 0.3, 0.0), lambda x: F.hardshrink(x, 0.3), torch.round])
+def to_nearest(x: Tensor) -> Tensor:
+    """Entries of a table at the nearest of 64 places."""
+    table = torch.arange(64.0).sin().view(1, 1, 8, 8)
+    return F.grid_sample(table, x.tanh().view(1, -1, 1, 2), mode="nearest", align_corners=False).view(len(x), -1)
+
+
+JUMPS = {
+    "threshold": lambda x: F.threshold(x, 0.3, 0.0),
+    "hardshrink": lambda x: F.hardshrink(x, 0.3),
+    "round": torch.round,
+    "floor division": lambda x: torch.div(x, 0.3, rounding_mode="floor"),
+    "copysign": lambda x: torch.copysign(torch.ones_like(x), x),
+    "angle": lambda x: torch.atan2(x[:, :32], x[:, 32:]),
+    "heaviside": lambda x: torch.heaviside(x, torch.ones(())),
+    "fake quantization": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.5, 0, -128, 127),
+    "nearest entry": to_nearest,
+}
+
+
+@pytest.mark.parametrize("jump", JUMPS.values(), ids=JUMPS)
 def test_the_effect_of_a_layer_on_a_jump_is_measured(jump: Callable[[Tensor], Tensor]) -> None:
     model = seeded(lambda: Model(lambda m, x: jump(m.layer(x)), layer=nn.Linear(WIDTH, WIDTH)))
     x = normal(256, WIDTH, seed=1)
@@ -432,6 +451,62 @@ def test_the_effect_of_a_layer_on_a_jump_is_measured(jump: Callable[[Tensor], Te
         reference, quantized = model(x), fp8_alone(model, "layer")(x)
     assert one.decided_by == "re-run"
     assert one.effect == pytest.approx(float((quantized - reference).norm() / reference.norm()), rel=1e-3)
+
+
+class Exit(nn.Module):
+    """A head for confident inputs, which Python code chooses, and a head after one more layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.early, self.late = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 8)
+        self.threshold = 0.0
+
+    def confidence(self, x: Tensor) -> Tensor:
+        return self.early(self.first(x)).softmax(-1).amax(-1).mean()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.early(x).softmax(-1).amax(-1).mean() > self.threshold:
+            return self.early(x)
+        return self.late(self.second(x))
+
+
+def test_the_effect_of_a_layer_on_a_branch_in_python_is_measured_by_the_model() -> None:
+    """The recorded graph has only the branch that FP32 takes."""
+    model, x = seeded(Exit), normal(64, WIDTH, seed=1)
+    with torch.no_grad():
+        exact, quantized = model.confidence(x), fp8_alone(model, "first").confidence(x)
+        model.threshold = float((exact + quantized) / 2)  # so that rounding this layer flips the branch
+        reference, other = model(x), fp8_alone(model, "first")(x)
+    found = audited(model, x, formats="fp8", max_error=0.5)
+    one = layer(found, "first", "fp8")
+    assert (one.decided_by, one.verdict.verdict) == ("re-run", "unsafe")
+    assert one.effect == pytest.approx(float((other - reference).norm() / reference.norm()), rel=1e-3)
+    assert found.quantized_plans[0].layers["first"] == ""
+    if float(exact) <= model.threshold:
+        assert layer(found, "second", "fp8").decided_by == "first-order"  # no branch reads it
+
+
+def test_a_layer_that_is_called_several_times_is_quantized_in_all_calls() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = torch.tanh(m.cell(x))
+        return m.head(x)
+
+    model = seeded(lambda: Model(forward, cell=nn.Linear(WIDTH, WIDTH), head=nn.Linear(WIDTH, 8)))
+    nn.init.normal_(model.cell.weight, 0, 0.3)
+    x = normal(64, WIDTH, seed=1)
+    alone = change(model, by_hand(model, {"cell": "fp8"}), x)
+    found = audited(model, x, formats="fp8", max_error=alone / 1.5)
+    calls = [one for one in found.quantization if one.key == "cell"]
+    assert len(calls) == 4
+    assert {(one.decided_by, one.verdict.verdict) for one in calls} == {("re-run", "unsafe")}
+    assert [one.effect for one in calls] == pytest.approx([alone] * 4, rel=1e-3)
+    assert " of 2 layers can be quantized safely" in " ".join(text(found, width=200, color=False, most=100).split())
+    loose = audited(model, x, formats="fp8", max_error=100 * alone)
+    assert {one.decided_by for one in loose.quantization} == {"first-order"}
+    assert {one.verdict.verdict for one in loose.quantization} == {"safe"}
 
 
 def test_values_of_a_top_k_without_its_indices_are_no_choice() -> None:

@@ -145,3 +145,21 @@ def test_where_no_module_absorbs_the_factors_nothing_is_promised(why: str) -> No
     one = next(each for each in found.quantization if each.owner in ("left", "0"))
     assert (one.smoothing, one.smoothed) == ("", None)
     assert one.remedy in ("", "keep")
+
+
+def test_factors_are_not_folded_into_a_weight_that_an_embedding_shares() -> None:
+    """The head reads a norm with an outlier channel; factors in its weight would change the embedding."""
+
+    def build() -> nn.Module:
+        parts = {"embed": nn.Embedding(48, WIDTH), "norm": nn.LayerNorm(WIDTH), "head": nn.Linear(WIDTH, 48)}
+        model = Model(lambda m, ids: m.head(m.norm(m.embed(ids))), **parts)
+        model.head.weight = model.embed.weight
+        return model
+
+    model = seeded(build)
+    with torch.no_grad():
+        model.norm.weight[7] *= 200
+        model.embed.weight[:, 7] /= 200
+    one = layer(audited(model, torch.arange(48).view(4, 12)), "head")
+    assert (one.part, one.cause, one.verdict.verdict) == ("activation", "outlier channel", "unsafe")
+    assert (one.smoothing, one.remedy) == ("", "keep")

@@ -130,6 +130,14 @@ def test_stored_bits_include_scales(library: str, scheme: str, sizes: tuple[int,
     assert stored_bits(LIBRARIES[library], scheme, sizes, 16) == bits
 
 
+def test_code_for_a_checkpoint_that_does_not_load_says_so_first() -> None:
+    found = audited("int4_asymmetric")
+    for library in ("compressed-tensors", "vllm"):
+        assert snippet(found, library).startswith("# This code CANNOT be used with int4_asymmetric")
+    assert "CANNOT" not in snippet(found, "torchao")
+    assert "CANNOT" not in snippet(audited("int4"), "compressed-tensors")
+
+
 @pytest.mark.parametrize("scheme", ["int8", "int8_weights"])
 def test_transformers_loads_what_the_code_states(scheme: str, tmp_path: Path) -> None:
     pytest.importorskip("torchao.quantization", exc_type=ImportError)
