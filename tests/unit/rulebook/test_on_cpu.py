@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import auditor
+from auditor.reporters import REPORTERS
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
 from auditor.settings import Settings
@@ -37,3 +38,5 @@ def test_findings_on_a_cpu_say_what_the_cpu_does() -> None:
     (found,) = (finding for finding in audit.findings if finding.rule == "LIN002")
     assert found.message == "the transform fft_rfft raises an error in BF16: a CPU has no half-precision transforms"
     assert not any(GPU.search(text) for one in audit.findings for text in (one.message, one.why, one.advice))
+    for name in ("text", "md", "sarif"):
+        assert not GPU.search(REPORTERS[name](audit)), name
