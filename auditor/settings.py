@@ -291,9 +291,10 @@ class Settings(BaseModel):
 
     @cached_property
     def rulebook(self) -> tuple[Rule, ...]:
-        """The built-in rules and the user's own; where the CPU is the target, without those about GPUs. Raises:
-        AuditorError, also if `select` matches none of them."""
+        """The built-in rules and the user's own; where the CPU is the target, without those about GPUs, and with their
+        texts for CPUs. Raises: AuditorError, also if `select` matches none of them."""
         from .rulebook.load import load_rules
+        from .rulebook.rule import for_cpu
 
         result = load_rules([resource_dir("rules"), *([self.rules] if self.rules else [])])
         for code in self.select:
@@ -301,7 +302,7 @@ class Settings(BaseModel):
                 lists = "`python -m auditor rules` lists all codes"
                 raise AuditorError(f"`select` matches no rule: no code begins with {code!r}; {lists}", slug="no-rule")
         if self.on != "cuda":
-            return tuple(rule for rule in result if not rule.code.startswith(ABOUT_GPUS))
+            return tuple(for_cpu(rule) for rule in result if not rule.code.startswith(ABOUT_GPUS))
         return tuple(result)
 
     @property

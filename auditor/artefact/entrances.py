@@ -38,7 +38,9 @@ class PlanCalls:
     def __init__(self, title: str, dtypes: dict[str, torch.dtype]) -> None:
         self.title, self.dtypes = title, dtypes
         self.threads = threading.local()
-        self.threads.busy = False  # torch.compile would compile again once the first call creates the attribute
+        # torch.compile would compile again once the first call creates the attributes
+        self.threads.busy = False
+        self.threads.in_method = False
         self.has_warned = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,6 +62,19 @@ class PlanCalls:
             return function(*args, **kwargs)
         finally:
             self.threads.busy = False
+
+    def is_in_method(self) -> bool:
+        """Whether a method of the model, and not yet a forward, is in progress: the audit recorded none of its calls."""
+        return getattr(self.threads, "in_method", False)
+
+    def run_in(self, is_method: bool, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call `function`, a method of the model or what a forward does."""
+        before = self.is_in_method()
+        self.threads.in_method = is_method
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.threads.in_method = before
 
 
 def run_planned(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +110,10 @@ def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **
     """The `forward` of a wrapped module, bound by functools.partial: a partial can be pickled, copied, exported and
     compiled."""
     if not how["calls"].is_outermost():
-        return run_planned(module, inner, how, *args, **kwargs)
+        if not how["calls"].is_in_method():
+            return run_planned(module, inner, how, *args, **kwargs)
+        run = functools.partial(run_planned, module, inner, how)
+        return how["calls"].run_in(False, run, args, kwargs)
     warn_outside(module, how)
     return run_outermost(module, inner, how, args, kwargs)
 
@@ -113,15 +131,26 @@ def run_entrance(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any,
 
 
 def run_method(module: nn.Module, inner: Any, name: str, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """A public method of a module: an outermost call runs in the precision of the module.
+    """A public method of a module: an outermost call runs in the precision of the module, and so does a call by another
+    such method, whose own tensors may be FP32.
 
     A generator that the method returns computes in this precision whenever it is resumed.
     """
     function = functools.partial(getattr(type(module), name), module) if inner is None else inner
-    if not how["calls"].is_outermost():
-        return function(*args, **kwargs)
-    (result,) = run_outermost(module, functools.partial(boxed, function), how, args, kwargs)
+    calls = how["calls"]
+    if not calls.is_outermost():
+        if not calls.is_in_method():
+            return function(*args, **kwargs)
+        (nested,) = run_planned(module, functools.partial(boxed, function), how, *args, **kwargs)
+        return nested
+    run = functools.partial(calls.run_in, True, functools.partial(boxed, function))
+    (result,) = run_outermost(module, functools.partial(call_with, run), how, args, kwargs)
     return resumed(module, how, result) if isinstance(result, types.GeneratorType) else result
+
+
+def call_with(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `run` with the arguments as a tuple and a dict."""
+    return run(args, kwargs)
 
 
 def boxed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any]:
@@ -134,7 +163,8 @@ def resumed(module: nn.Module, how: dict[str, Any], generator: Any) -> Iterator[
     sent = None
     try:
         while True:
-            (item,) = run_outermost(module, functools.partial(step, generator, sent), how, (), {})
+            run = functools.partial(how["calls"].run_in, True, functools.partial(step, generator, sent))
+            (item,) = run_outermost(module, functools.partial(call_with, run), how, (), {})
             if isinstance(item, StopIteration):
                 return item.value
             sent = yield item

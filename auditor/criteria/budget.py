@@ -45,7 +45,7 @@ def budget_of(
     outputs = run_model(subject.model, subject.batches[0], seed=seed)
     metric = _as_error(_of_the_cpu(metric), metric, outputs, max_error) if metric is not None else None
     if flips:
-        criteria = (*criteria, *by_default(criteria, outputs, capture))
+        criteria = (*criteria, *by_default(criteria, outputs, capture, max_error))
     if criteria:
         return 1.0, criteria_for(criteria, max_error, outputs, metric), 1.0
     if metric is None:

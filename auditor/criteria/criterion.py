@@ -29,6 +29,7 @@ class Kind:
 
     says: the measure in words. takes: {argument in brackets: its type, or its allowed words}. squares: the measure
     grows with the square of an error, so independent errors add up. discrete: whether discrete outputs are allowed.
+    counts: whether outputs of integers are allowed as numbers, such as counts.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Kind:
     takes: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
     squares: bool = False
     discrete: bool = False
+    counts: bool = False
     best: float = 0.0
     worst: float = math.inf
 
@@ -51,7 +53,12 @@ _IOU: Mapping[str, type | tuple[str, ...]] = {"form": ("xyxy", "xywh", "cxcywh")
 _of_one = partial(Kind, best=1.0, worst=0.0)
 
 _KINDS = (
-    Kind("rel_l2", "1", "L2 norm of the difference of all entries, divided by the L2 norm of the reference"),
+    Kind(
+        "rel_l2",
+        "1",
+        "L2 norm of the difference of all entries, divided by the L2 norm of the reference",
+        counts=True,
+    ),
     Kind("max_abs", "of the output", "largest difference of any entry"),
     Kind("mean_abs", "of the output", "mean difference of all entries"),
     Kind("rel_max", "1", "largest difference of any entry, divided by the largest magnitude of the reference"),
@@ -60,8 +67,9 @@ _KINDS = (
     Kind(
         "flips",
         "1",
-        "share of entries that differ; for floats, of entries whose sign, or side of `threshold`, differs",
-        {"threshold": float},
+        "share of entries that differ; for floats, of entries whose sign, or side of `threshold`, differs, "
+        "or with `values` of those that differ at all",
+        {"by": ("values",), "threshold": float},
         discrete=True,
         worst=1.0,
     ),
@@ -153,7 +161,9 @@ class Criterion:
     @property
     def measure_text(self) -> str:
         """The measure with its arguments, as text: `topk(5)`."""
-        said = [f"{v}" if n in ("k", "form", "over", "threshold", "peak") else f"{n}={v}" for n, v in self.options]
+        said = [
+            f"{v}" if n in ("k", "form", "over", "threshold", "by", "peak") else f"{n}={v}" for n, v in self.options
+        ]
         return f"{self.kind}({', '.join(said)})" if said else self.kind
 
     @property

@@ -32,11 +32,18 @@ FLIPS = 0.001
 LARGE = 1000
 """Number of entries from which a discrete output is large: 1 / FLIPS, so that FLIPS allows at least one entry."""
 
+_SIGNS = ("sign", "sgn", "heaviside")
+"""Operations whose floating-point results are choices."""
+_COUNTING = ("sum", "count_nonzero", "cumsum", "bincount", "histc")
+"""Operations that count, if their result is discrete."""
+
 APART = 10.0
 """A criterion is suggested for an output whose own error exceeds this multiple of the error of all outputs together."""
 
 
-def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture) -> tuple[Criterion, ...]:
+def by_default(
+    criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture, max_error: float
+) -> tuple[Criterion, ...]:
     """Criteria for discrete outputs that have no criterion and that floating-point values may affect.
 
     The limit is `flips <= 0.001` for an output of at least LARGE entries, else `flips <= 0`. An entry flips if the
@@ -47,20 +54,66 @@ def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Ca
     of indices may not change. Entries are compared by position. Where order matters (`topk`, `sort`, non-maximum
     suppression), two swapped entries count as two flips, and one inserted or missing entry shifts all later ones, which
     exceeds the limit.
+
+    A floating-point output that only names choices, such as a mask of zeros and ones, is limited alike. Integers that count
+    choices are numbers: their limit is the error budget.
     """
     nodes = _output_nodes(capture)
     told_apart = len(nodes) == len(outputs)
-    return tuple(
-        Criterion(name, "flips", FLIPS if output.numel() >= LARGE else 0.0)
-        for index, (name, output) in enumerate(zip(outputs.names, outputs, strict=True))
-        if not is_number(output) and output.numel() and not _spoken_of(criteria, name)
-        if not told_apart or _reads_floating(nodes[index])
-    )
+    result = list[Criterion]()
+    for index, (name, output) in enumerate(zip(outputs.names, outputs, strict=True)):
+        node = nodes[index] if told_apart else None
+        is_free = bool(output.numel()) and not _spoken_of(criteria, name)
+        criterion = _default_of(name, output, node, max_error) if is_free else None
+        if criterion is not None:
+            result.append(criterion)
+    return tuple(result)
+
+
+def _default_of(name: str, output: torch.Tensor, node: fx.Node | None, max_error: float) -> Criterion | None:
+    """The default criterion of one output; None for numbers. node: the operation that returns it, if known."""
+    limit = FLIPS if output.numel() >= LARGE else 0.0
+    if node is None:
+        return None if is_number(output) else Criterion(name, "flips", limit)
+    if is_number(output):
+        return Criterion(name, "flips", limit, (("by", "values"),)) if _names_choices(node) else None
+    if not _reads_floating(node):
+        return None
+    if _counts_choices(node):
+        return Criterion(name, "rel_l2", max_error)
+    return Criterion(name, "flips", limit)
 
 
 def may_flip(capture: Capture) -> bool:
-    """Whether the model returns a discrete output that is computed from floating-point values."""
-    return any(not _is_floating(node) and _reads_floating(node) for node in _output_nodes(capture))
+    """Whether the model returns choices that are computed from floating-point values, such as indices or a mask."""
+    return any(
+        (not _is_floating(node) and _reads_floating(node)) or _names_choices(node) for node in _output_nodes(capture)
+    )
+
+
+def _names_choices(node: fx.Node) -> bool:
+    """Whether a floating-point value has one number for each choice, such as a mask of zeros and ones, or signs."""
+    if not _is_floating(node):
+        return False
+    chosen = source(node, lambda at: not _is_floating(at))
+    if not _is_floating(chosen):
+        return _reads_floating(chosen) and not _counts_choices(chosen)
+    row = row_of(chosen)
+    if row.name == "where":
+        condition, *chosen_from = chosen.all_input_nodes
+        return _reads_floating(condition) and not any(map(_depends_on_inputs, chosen_from))
+    return row.name in _SIGNS
+
+
+def _counts_choices(node: fx.Node) -> bool:
+    """Whether integers are numbers of choices, such as the pixels above a threshold."""
+    counted = source(node)
+    return row_of(counted).name in _COUNTING
+
+
+def _depends_on_inputs(node: fx.Node) -> bool:
+    """Whether a value depends on the model's inputs or weights."""
+    return any(at.op == "placeholder" for at in reach([node], lambda at: at.all_input_nodes))
 
 
 def propose(
@@ -83,7 +136,10 @@ def propose(
     if measure is not output_error:
         return
     for one in sorted(set(criteria) - set(given), key=str):
-        yield Proposal(one.output, str(one), "it is discrete, but computed from floating-point values", holds=True)
+        because = "it is discrete, but computed from floating-point values"
+        if one.kind == "rel_l2":
+            because = "it counts choices among floating-point values"
+        yield Proposal(one.output, str(one), because, holds=True)
     proposed = set[str]()
     for title, run in runs:
         joint = run.joint if run.joint is not None else run.measured_error

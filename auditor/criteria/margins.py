@@ -193,10 +193,13 @@ _KNOWN: MutableMapping[torch.Tensor, dict[Criterion, Margins | None]] = WeakTens
 
 
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion counts; None if its limit allows no flip, or more flips than any error causes."""
+    """The decisions that a criterion counts; None if its limit allows no flip, or more flips than any error causes, or if
+    it counts values that differ."""
     numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
     if criterion.kind not in KINDS or criterion.function is not None or criterion.allows_nothing or not numbers:
         return None
+    if criterion.option("by", None) is not None:
+        return None  # decisions were made before: the values show no margin
     known = _KNOWN.setdefault(reference, {})
     if criterion not in known:
         margins = find_margins(criterion, reference)

@@ -39,6 +39,8 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
                 if bool(differ.any()):
                     return math.nan
             r, c = (x if criterion.kind in ("top1", "topk") else x.double() for x in (r, c))  # ranks need no float64
+        elif criterion.how.counts:
+            r, c = r.double(), c.double()
         result = VALUES[criterion.kind](r, c, criterion) if r.numel() else criterion.how.best
         if math.isnan(result):
             return math.nan
@@ -94,7 +96,8 @@ def topk(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
 
 def flips(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     threshold = criterion.option("threshold", None)
-    if r.is_floating_point():
+    by_values = criterion.option("by", None) is not None
+    if r.is_floating_point() and not by_values:
         r, c = (x.sign() if threshold is None else x > threshold for x in (r, c))
     return float((r != c).double().mean())
 
@@ -176,7 +179,8 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
     sizes = extent(reference) if reference.is_nested else tuple(reference.shape)
     shape = f"{dtype_name(reference.dtype)}{list(sizes)}"
     if criterion.function is None:
-        if not is_number(reference) and not how.discrete:
+        is_count = how.counts and reference.dtype != torch.bool
+        if not is_number(reference) and not how.discrete and not is_count:
             return f"{kind} needs floating-point outputs, and {name} is {shape}: use flips"
         if reference.is_complex() and kind not in ("rel_l2", "max_abs", "mean_abs", "rel_max", "psnr"):
             return f"{kind} is for real numbers, and {name} is {shape}"

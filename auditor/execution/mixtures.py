@@ -18,12 +18,14 @@ from .resolve import Resolution, is_low
 class Mixture:
     """Inputs of an operation that raises since their dtypes differ. wide: FP32 inputs; low: low-precision inputs.
 
-    origins: operations and placeholders that made the FP32 values, in graph order.
+    origins: operations and placeholders that made the FP32 values, in graph order. meetings: (operation, low-precision
+    input) of the operations that promote on the way from the origins, in graph order.
     """
 
     wide: tuple[str, ...]
     low: tuple[str, ...]
     origins: tuple[str, ...]
+    meetings: tuple[tuple[str, str], ...] = ()
 
 
 def find_mixtures(policy: Policy, resolution: Resolution) -> dict[str, Mixture]:
@@ -47,8 +49,15 @@ def _mixture(policy: Policy, resolution: Resolution, node: fx.Node) -> Mixture:
                 yield source
 
     reached = set(reach(wide, lambda reader: list(makers(reader))))
-    first = [each.name for each in policy.capture.graph_module.graph.nodes if each in reached and not any(makers(each))]
-    return Mixture(tuple(source.name for source in wide), low, tuple(first))
+    on_the_way = [each for each in policy.capture.graph_module.graph.nodes if each in reached]
+    first = [each.name for each in on_the_way if not any(makers(each))]
+    meetings = [
+        (each.name, source.name)
+        for each in on_the_way
+        for source in each.all_input_nodes
+        if each.name not in first and is_low(_format_given(resolution, source.name, each.name))
+    ]
+    return Mixture(tuple(source.name for source in wide), low, tuple(first), tuple(meetings))
 
 
 def _is_origin(policy: Policy, node: fx.Node) -> bool:

@@ -325,7 +325,7 @@ def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /,
     what = f"{symbol}() in {target.label}"
     if not args and not kwargs and (names := required_arguments(value)):
         values = ", ".join(f"{name}={_example_value(value, name)}" for name in names)
-        example = f"{target.script}:{symbol}({values})"
+        example = f"{target.place}:{symbol}({values})"
         said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
         raise LoadError(said, slug="needs-arguments")
     reseed(seed)

@@ -80,6 +80,11 @@ class Target:
         return f"{stem}-{self.symbol}" if self.symbol else stem
 
     @property
+    def place(self) -> str:
+        """The file or module as the user wrote it, without a symbol."""
+        return self.text.partition(":")[0]
+
+    @property
     def script(self) -> str:
         """The first entry of `sys.argv` while the user's code runs."""
         return str(self.path or self.module)

@@ -492,7 +492,7 @@ class Problem:
 
     def is_forbidden(self, resolution: Resolution, name: str) -> bool:
         """Whether any node gets two dtypes, or an unsafe or untested node has a low-precision result, or computes a
-        discrete result from low-precision values. For products with FP32 output, only failures on rounded inputs
+        discrete or complex result from low-precision values. For products with FP32 output, only failures on rounded inputs
         count."""
         verdict, typed = self.verdicts.get(name), resolution.nodes[name]
         kind = "" if verdict is None or name in self.kept_formats else verdict.verdict
@@ -501,7 +501,9 @@ class Problem:
             return conflict
         if typed.factors:
             return kind == "untested" or fails_by_inputs(self.contribution(name, self.format))
-        return resolution.touches_low(name) and (resolution.low(name) or not self.capture.nodes[name].floating)
+        node = self.capture.nodes[name]
+        is_complex = node.dtype.startswith("complex")  # BF16 has no complex numbers: the result is in no format
+        return resolution.touches_low(name) and (resolution.low(name) or not node.floating or is_complex)
 
     def node_square(self, resolution: Resolution, name: str) -> float:
         """Squared error that a node itself adds, by its arithmetic and the rounding of its result; 0 in FP32."""

@@ -115,20 +115,23 @@ def _none(plans: Mapping[str, Plan], max_error: float, use: str, baselines: Mapp
     return {
         "not asked for": f"No plan for {use} was requested: plans of strategy autocast can train",
         "loses": f"Keep the model in FP32: no plan within {allowed} {fails}",
-        "saves nothing": _saves_nothing(allowed, GAINS[first.objective], baselines),
+        "saves nothing": _saves_nothing(plans, allowed, baselines),
         "lowers nothing": f"No plan is recommended: within {allowed}, no plan runs any operation in low precision",
         "out of reach": _out_of_reach(plans, max_error, allowed, baselines),
     }[outcome(plans, use)]
 
 
-def _saves_nothing(allowed: str, what: str, baselines: Mapping[str, Verification]) -> str:
-    """A text for plans that are within the limits and save nothing. what: the objective, as `time`."""
+def _saves_nothing(plans: Mapping[str, Plan], allowed: str, baselines: Mapping[str, Verification]) -> str:
+    """A text for plans that are within the limits and save nothing, with the limits that block everything low."""
+    what = GAINS[next(iter(plans.values())).objective]
     if baselines and all(run.failure for run in baselines.values()):
         return (
             "No plan is recommended: the model raises an error in low precision; with the operations that raise in FP32, "
             f"low precision saves no {what}"
         )
-    return f"No plan is recommended: low precision that stays within {allowed} saves no {what}"
+    all_low = {plan_title(plans[name]): run for name, run in baselines.items() if name in plans}
+    blocking = _blocking_limits({f"{title}{NOTHING_KEPT}": run for title, run in all_low.items()})
+    return f"No plan is recommended: low precision that stays within {allowed} saves no {what}{blocking}"
 
 
 def _out_of_reach(
@@ -157,26 +160,28 @@ def _out_of_reach(
             f"No plan is recommended: a run in {title} with almost everything in FP32 is within {allowed} ({nearest:.2g}), "
             "but its few low-precision operations are unsafe on their own, so other inputs may exceed the limit"
         )
-    least = _blocking_limits(plans, baselines)
+    runs_of_plans = dict[str, Verification]()
+    for name, plan in plans.items():
+        run = plan.verification if plan.has_low else baselines.get(name)
+        if run is not None:
+            runs_of_plans[plan_title(plan) + NOTHING_KEPT * (not plan.has_low)] = run
+    least = _blocking_limits(runs_of_plans)
     if not least and errors:
         least = "; the smallest reachable error is {:.2g}, in {}".format(*min(errors))
     return f"Keep the model in FP32: no plan with low precision is within {allowed}{least}"
 
 
-def _blocking_limits(plans: Mapping[str, Plan], baselines: Mapping[str, Verification]) -> str:
+def _blocking_limits(verified: Mapping[str, Verification]) -> str:
     """The violated limits of the low-precision run that comes nearest to all limits, with options that allow them.
 
-    The result is "" if no run with criteria violates a limit.
+    verified: {title: its run}. The result is "" if no run with criteria violates a limit.
     """
     nearest, failed, title = math.inf, list[CriterionValue](), ""
-    for name, plan in plans.items():
-        run = plan.verification if plan.has_low else baselines.get(name)
-        criteria = run.criteria if run is not None else ()
-        blocking = [one for one in criteria if not one.holds]
+    for name, run in verified.items():
+        blocking = [one for one in run.criteria if not one.holds]
         share = max((math.inf if one.share is None else one.share for one in blocking), default=math.inf)
         if share < nearest:
-            nearest, failed, title = share, blocking, plan_title(plan)
-            title += ", with nothing kept in FP32" * (not plan.has_low)
+            nearest, failed, title = share, blocking, name
     return f". In {title}: {'; '.join(map(_blocking_limit, failed))}" if failed else ""
 
 
@@ -190,7 +195,7 @@ def _blocking_limit(one: CriterionValue) -> str:
     if one.value is None or one.sign == ">=" or not one.limit < one.value:
         return allowed
     needed = _round_up(one.value)
-    if one.kind == "flips":
+    if one.kind.startswith("flips"):
         needed = max(FLIPS, min(needed, 1.0))
     option = f"--criterion '{one.output}: {one.kind} <= {needed:g}'"
     if one.output == OTHERS:
@@ -200,10 +205,14 @@ def _blocking_limit(one: CriterionValue) -> str:
 
 def flipped_words(one: CriterionValue) -> str:
     """How many entries of an output differ: `1 of 65,536 entries of mask changes`; "" if their number is unknown."""
-    if one.kind != "flips" or one.value is None or not one.entries:
+    if not one.kind.startswith("flips") or one.value is None or not one.entries:
         return ""
     changed = round(one.value * one.entries)
     return f"{changed:,} of {one.entries:,} entries of `{one.output}` change{'s' * (changed == 1)}"
+
+
+NOTHING_KEPT = ", with nothing kept in FP32"
+"""The end of the title of a run in which everything is in low precision."""
 
 
 def _round_up(value: float) -> float:

@@ -317,6 +317,9 @@ def proposal_words(offer: Proposal) -> str:
     """A default or suggested criterion in words, with the option that sets the limit."""
     if offer.holds:
         measure, _, limit = offer.criterion.partition(" <= ")
+        if measure.endswith(": rel_l2"):
+            default = f"By default {offer.output} may have a relative error of {limit}, since {offer.because}."
+            return f"{default} To allow another one: --criterion '{measure} <= X'"
         allowing = f"{measure} <= X"
         allowed = "no entry" if float(limit) == 0 else f"at most a share of {limit} of the entries"
         default = f"By default {allowed} of {offer.output} may differ from FP32, since {offer.because}."

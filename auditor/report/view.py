@@ -255,6 +255,9 @@ def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
         **noise(audit),
         "Versions": f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}",
     }
+    meanings = terms()
+    if audit.cpu is not None:
+        meanings.pop("emulate")
     none = "None known: the inputs are real, the weights are not random, the formats ran natively, and every operation was tested."
     return [
         Grid(("What", "How"), tuple(rows.items()), texts=2, caption="Method"),
@@ -263,7 +266,7 @@ def method(audit: Audit, limits: tuple[str, ...]) -> list[Block]:
         Prose("Criteria that could be set", tuple(map(proposal_words, audit.proposals)), listed=True),
         *criterion_commands(audit),
         Code("Reproduce", audit.command),
-        Grid(("Term", "Meaning"), tuple(terms().items()), texts=2, caption="Terms"),
+        Grid(("Term", "Meaning"), tuple(meanings.items()), texts=2, caption="Terms"),
     ]
 
 

@@ -114,8 +114,8 @@ def _operations_before(mixed: Sequence[Finding], capture: Capture) -> dict[str, 
     for finding in mixed:
         upstream = {node.name for node in reach(graph[finding.node].all_input_nodes, inputs_of)}
         earlier = [name for name in graph if name in upstream & members]
-        made = str(finding.evidence["fp32_origin"])
-        reads_origin = any(_made_at(capture, name) in made for name in upstream if _made_at(capture, name))
+        made = re.findall(r"[^\s()]+:\d+", str(finding.evidence["fp32_origin"]))
+        reads_origin = any(_made_at(capture, name) in made for name in upstream)
         result[finding.node] = "" if reads_origin or not earlier else earlier[0]
     return result
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -12,10 +13,15 @@ from ..capture.paths import reach
 from ..execution.mixtures import Mixture
 from ..numerics.nodes import arguments, dtype, row_of
 from ..records import Capture, Node, Placeholder
-from .repairs import Conversion, argument_text, repair_of_call, repair_of_module
+from .names import Line, expression_at, line_at, refers_to
+from .repairs import Conversion, name_in_call, repair_of_call, repair_of_module
 
 MOST = 2
 """Maximum number of origins that a text names."""
+MOST_LINES = 6
+"""Maximum number of lines of further origins that a text names."""
+UNNAMED = "x.dtype"
+"""The dtype in a fix if no tensor of the changed line's function is known to have it."""
 _WANTED = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes in the FP32 model of values that a cast to FP32 keeps from being low-precision."""
 _POSITIONS = ("arange", "cumsum")
@@ -37,8 +43,19 @@ class Describer:
     def origins(self, mixtures: Sequence[Mixture]) -> str:
         """The operations, inputs and tensors that are FP32, each with the line where it was made."""
         texts = list(dict.fromkeys(self._origin(name) for mixture in mixtures for name in mixture.origins))
-        more = f" and {len(texts) - MOST} more" if len(texts) > MOST else ""
-        return (" and ".join(texts[:MOST]) if not more else ", ".join(texts[:MOST])) + more
+        if len(texts) <= MOST:
+            return " and ".join(texts)
+        further = [name for mixture in mixtures for name in mixture.origins if self._origin(name) in texts[MOST:]]
+        lines = list(dict.fromkeys(filter(None, map(self._line, further))))
+        named = f" ({', '.join(lines[:MOST_LINES])})" if lines else ""
+        return f"{', '.join(texts[:MOST])} and {len(texts) - MOST} more{named}"
+
+    def _line(self, name: str) -> str:
+        """The line that made an FP32 value; "" if unknown."""
+        if name in self._capture.nodes:
+            return self._capture.nodes[name].source or ""
+        made = self._places[name].made
+        return (made.source or "") if made is not None else ""
 
     def _origin(self, name: str) -> str:
         if name in self._capture.nodes:
@@ -59,6 +76,8 @@ class Describer:
     def fix(self, name: str, mixtures: Sequence[Mixture]) -> str:
         """The change of the source after which all arguments of an operation have one dtype.
 
+        It changes the lines that made the FP32 values, or the line of the operation: if the model needs these values in
+        FP32, or if nothing in those lines has the dtype to convert to.
         mixtures: one for each strategy under which the operation raises.
         """
         mixture = mixtures[0]
@@ -66,16 +85,21 @@ class Describer:
         node, graph_node = self._capture.nodes[name], self._graph[name]
         conversion = _conversion(graph_node, mixture)
         function = row_of(graph_node).name.lstrip("_")
-        beside = argument_text(node.code, function, conversion, _first_with(arguments(graph_node), mixture.low))
         at = _at(node.source)
         own = repair_of_call(node.code, function, conversion)
-        called = repair_of_module(node.code, node.owner.rpartition(".")[2]) if node.owner else None
+        called = None
+        if conversion.converted == conversion.order[:1] and self._has_weight(node, graph_node):
+            called = repair_of_module(node.code, node.owner.rpartition(".")[2])
         text = own or called
-        # A total of many terms stays in FP32, if the line shows where to convert.
-        adds_up = beside is None and text is not None and any(map(self._is_added_to, origins))
-        where_made = self._fix_of_origin(node, origins, beside or "x")
-        if where_made is not None and not adds_up:
-            return where_made
+        meetings = [*mixture.meetings, *((name, low) for low in mixture.low)]
+        changes = self._changes(node, origins, meetings)
+        where_made = _joined(changes)
+        is_clear = all(change.dtype != UNNAMED for change in changes or ())
+        # A total of many terms stays in FP32 where another operation reads it.
+        reads_total = any(self._is_added_to(each) and graph_node.args[0] is not self._graph[each] for each in origins)
+        is_better_here = reads_total or (not is_clear and _is_own(node))
+        if where_made is not None and (text is None or not is_better_here):
+            return where_made if is_clear else f"{where_made}, where `x` is a tensor in low precision"
         if text is not None:
             return f"`{text}`{at}"
         if "weight" in (*conversion.converted, conversion.target):
@@ -83,24 +107,21 @@ class Describer:
         named = " and ".join(f"`{argument}`" for argument in conversion.converted)
         return f"convert {named} with `.to(x.dtype)`{at}, where `x` is the other tensor"
 
-    def _fix_of_origin(self, reader: Node, origins: Iterable[str], beside: str) -> str | None:
-        """The change of the lines that made the FP32 values; None if the model needs some of these values in FP32.
+    def _changes(
+        self, reader: Node, origins: Iterable[str], meetings: Sequence[tuple[str, str]]
+    ) -> list[_Change] | None:
+        """The changes of the lines that made the FP32 values; None if the model needs some of these values in FP32.
 
-        beside: source text of an argument of `reader` in low precision.
+        meetings: (operation, its low-precision input), where low-precision tensors meet the FP32 values.
         """
-        lines = dict[str, dict[str, None]]()  # {change: the lines that it changes}
-        for origin in origins:
-            change = self._change(origin, reader, beside)
-            if change is None:
-                return None
-            lines.setdefault(change[0], {})[change[1] or "the line that makes it"] = None
-        many = len(lines) > MOST or any(len(each) > MOST for each in lines.values())
-        return None if many else " and ".join(f"{change} at {' and '.join(each)}" for change, each in lines.items())
+        changes = [self._change(origin, reader, meetings) for origin in origins]
+        known = [change for change in changes if change is not None]
+        return known if len(known) == len(changes) else None
 
-    def _change(self, origin: str, reader: Node, beside: str) -> tuple[str, str | None] | None:
-        """The change of the line that made an FP32 value, and this line; None if the value is wanted in FP32."""
+    def _change(self, origin: str, reader: Node, meetings: Sequence[tuple[str, str]]) -> _Change | None:
+        """The change of the line that made an FP32 value; None if the value is wanted in FP32."""
         if origin in self._places:
-            return _change_of_constant(self._places[origin])
+            return self._change_of_constant(self._places[origin], meetings)
         node, graph_node = self._capture.nodes[origin], self._graph[origin]
         is_cast, read = row_of(graph_node).cast, graph_node.all_input_nodes
         if (read and not is_cast) or any(dtype(source) in _WANTED for source in read):
@@ -109,10 +130,58 @@ class Describer:
             return None  # positions may be too large for low precision
         if self._becomes_a_phase(graph_node, self._graph[reader.name]):
             return None  # angles lose whole turns in low precision
-        tensor = beside if node.owner == reader.owner and node.source_path == reader.source_path else "x"
+        dtype_text = self._dtype_near(node.source, meetings)
         if is_cast:
-            return f"`.to({tensor}.dtype)` instead of the cast to FP32", node.source
-        return f"`dtype={tensor}.dtype`", node.source
+            return _Change(f"`.to({dtype_text})` instead of the cast to FP32", node.source, dtype_text)
+        return _Change(f"`dtype={dtype_text}`", node.source, dtype_text)
+
+    def _change_of_constant(self, place: Placeholder, meetings: Sequence[tuple[str, str]]) -> _Change | None:
+        """The change of the line that made a tensor outside of the recorded operations."""
+        made = place.made
+        if place.kind != "constant" or made is None or made.kind == "global":
+            return None
+        if made.kind == "attribute":
+            return _Change(f'`self.register_buffer("{made.name}", ...)`, which model.half() converts,', made.source)
+        if made.kind == "container":
+            call = f"`self.register_buffer` for each tensor of `{made.name}`"
+            return _Change(f"{call}, which model.half() converts,", made.source)
+        dtype_text = self._dtype_near(made.source, meetings)
+        return _Change(f"`.to({dtype_text})`", made.source, dtype_text)
+
+    def _dtype_near(self, source: str | None, meetings: Sequence[tuple[str, str]]) -> str:
+        """The text of the low-precision dtype, such as `y.dtype`, by a tensor that a source line can refer to; UNNAMED
+        if none is known."""
+        line = line_at(source)
+        for operation, low in meetings if line is not None else ():
+            text = self._name_near(line, operation, low)
+            if text is not None:
+                return f"{text}.dtype"
+        return UNNAMED
+
+    def _name_near(self, line: Line, operation: str, low: str) -> str | None:
+        """The name of an operation's low-precision input, if the line is in the same function, after the name is set."""
+        node, graph_node = self._capture.nodes[operation], self._graph[operation]
+        given = _flat(arguments(graph_node))
+        argument = _first_with(given, (low,))
+        function = row_of(graph_node).name.lstrip("_")
+        for span in node.expressions:
+            expression = expression_at(span)
+            if expression is None:
+                continue
+            owner = node.owner.rpartition(".")[2]
+            if argument == "weight" and not self._has_weight(node, graph_node):
+                owner = ""  # such as an attention, whose weight has another name
+            text = name_in_call(expression, function, tuple(given), argument, owner)
+            if text is not None and refers_to(text, span, line):
+                return text
+        return None
+
+    def _has_weight(self, node: Node, graph_node: fx.Node) -> bool:
+        """Whether the operation's weight is the attribute `weight` of its module."""
+        weight = arguments(graph_node).get("weight")
+        place = self._places.get(weight.name) if isinstance(weight, fx.Node) else None
+        is_named = place is not None and (place.fqn or "").rpartition(".")[2] == "weight"
+        return bool(node.owner) and place is not None and is_named and node.owner in place.holders
 
     def _is_added_to(self, origin: str) -> bool:
         """Whether an indexed addition, such as index_add, adds terms to the tensor."""
@@ -126,26 +195,54 @@ class Describer:
         return any(row_of(each).wave for each in after)
 
 
-def _change_of_constant(place: Placeholder) -> tuple[str, str | None] | None:
-    made = place.made
-    if place.kind != "constant" or made is None or made.kind == "global":
+def _is_own(node: Node) -> bool:
+    """Whether the operation's source line is the user's, not a library's."""
+    line = line_at(node.source)
+    if line is None or not node.expressions:
+        return True
+    span = node.expressions[0]
+    return Path(span.file).name == line.file and span.line <= line.number <= span.end_line
+
+
+class _Change(NamedTuple):
+    """A change of a line that makes an FP32 value. text: in words. dtype: text of the dtype in it; "" without one."""
+
+    text: str
+    source: str | None
+    dtype: str = ""
+
+
+def _joined(changes: Sequence[_Change] | None) -> str | None:
+    """The changes with their lines, as text; None for too many to name."""
+    lines = dict[str, dict[str, None]]()  # {change: the lines that it changes}
+    for change in changes or ():
+        lines.setdefault(change.text, {})[change.source or "the line that makes it"] = None
+    is_many = len(lines) > MOST or any(len(each) > MOST for each in lines.values())
+    if not lines or is_many:
         return None
-    if made.kind == "attribute":
-        return f'`self.register_buffer("{made.name}", ...)`, which model.half() converts,', made.source
-    if made.kind == "container":
-        return f"`self.register_buffer` for each tensor of `{made.name}`, which model.half() converts,", made.source
-    return "`.to(x.dtype)`", made.source
+    return " and ".join(f"{change} at {' and '.join(each)}" for change, each in lines.items())
 
 
 def _conversion(node: fx.Node, mixture: Mixture) -> Conversion:
     """The conversion that gives an operation one dtype: of values to the tensor that they are written into, otherwise
     of the FP32 argument to low precision."""
-    given = arguments(node)
+    given = _flat(arguments(node))
     written = next((name for name in _WRITTEN if name in given and "self" in given), None)
     if written is not None:
         return Conversion((written,), "self", tuple(given))
     wide = tuple(name for name, value in given.items() if {x.name for x in _tensors(value)} & {*mixture.wide})
     return Conversion(wide, _first_with(given, mixture.low), tuple(given))
+
+
+def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name, with each item of a list as an argument of its own: `tensors[0]`."""
+    result = dict[str, Any]()
+    for name, value in given.items():
+        if isinstance(value, list | tuple) and any(isinstance(item, fx.Node) for item in value):
+            result.update({f"{name}[{i}]": item for i, item in enumerate(value)})
+        else:
+            result[name] = value
+    return result
 
 
 def _first_with(given: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -71,6 +71,16 @@ def without(formats: Collection[str], text: str) -> str:
     labels = [re.compile(rf"\b{re.escape(label(name))}\b") for name in formats]
     sentences = re.split(r"(?<=\.)\s+", text)
     return " ".join(line for line in sentences if not any(name.search(line) for name in labels))
+
+
+_OF_GPUS = re.compile(r"\b(CUDA|GPUs?|cuFFT|cuDNN|cuBLAS)\b")
+
+
+def for_cpu(rule: Rule) -> Rule:
+    """The rule in audits for a CPU: with its texts for them, and without sentences that are only true of GPUs."""
+    sentences = re.split(r"(?<=\.)\s+", rule.why)
+    why = " ".join(sentence for sentence in sentences if not _OF_GPUS.search(sentence))
+    return replace(rule, message=rule.on_cpu.message or rule.message, why=rule.on_cpu.why or why or rule.why)
 
 
 SEVERITIES = ("info", "warning", "error")
@@ -189,6 +199,14 @@ class OtherAdvice(_Table):
 
 
 @dataclass(frozen=True)
+class OnCpu(_Table):
+    """Texts that replace a rule's own in audits for a CPU; "" leaves the rule's own, without sentences about GPUs."""
+
+    message: Annotated[str, AfterValidator(_template)] = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Rule(_Table):
     """A pattern of operations that often fails in a format, with texts for its findings.
 
@@ -196,7 +214,7 @@ class Rule(_Table):
     condition to `when`. supersedes: codes of more general rules, which are dropped if this rule fires; its finding gets
     the highest severity of all. measurable: whether running one operation in low precision can confirm the rule.
     other_advice: remedies for some of the operations; the first whose condition holds is shown. fixes: rewritings of the
-    source.
+    source. on_cpu: texts of audits for a CPU.
     """
 
     match: Match
@@ -215,6 +233,7 @@ class Rule(_Table):
     measurable: Annotated[bool, Strict()] = True
     other_advice: tuple[OtherAdvice, ...] = ()
     fixes: Annotated[tuple[RuleFix, ...], Field(alias="fix")] = ()
+    on_cpu: OnCpu = OnCpu()
 
     @property
     def code(self) -> str:

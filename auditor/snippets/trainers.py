@@ -22,10 +22,11 @@ _MEASURED = "The initial scale was determined from this model's gradients."
 _GUESSED = "The initial scale is torch's default: an audit with --mode training determines the scale for this model."
 _BF16_NOTE = "BF16 has the range of FP32 and needs no scaling: the disabled scaler changes nothing."
 
+_ANY_DEVICE = '"cuda" if torch.cuda.is_available() else "cpu"'
 _STEP = '''
 import torch
 {imported}
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = {device}
 
 
 def prepare(model):
@@ -58,6 +59,7 @@ def training_code(audit: Audit, fmt: str, plan: str | None) -> str:
     code = _STEP.format(
         imported="\nimport patched_model\n" if plan else "",
         model=f"patched_model.apply(model, plan={plan!r})" if plan else "model",
+        device=_ANY_DEVICE if audit.cpu is None else repr("cpu"),
         scale=scale,
         enabled=scaled,
         loss=loss if plan else f"{around}\n        {loss}",
@@ -104,7 +106,9 @@ def _for_lightning(audit: Audit, plan: Plan) -> str:
         return comment(_LIGHTNING_NOTE, _CAST_NOTE) + plugin
     setting = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[plan.format]
     arguments = f"{setting!r}, device"
-    plugin = _PLUGIN.format(base="MixedPrecision", device=', device="cuda"', arguments=arguments, name=plan.name)
+    device = "cuda" if audit.cpu is None else "cpu"
+    argument = f', device="{device}"'
+    plugin = _PLUGIN.format(base="MixedPrecision", device=argument, arguments=arguments, name=plan.name)
     return comment(_LIGHTNING_NOTE, _AUTOCAST_NOTE.format(setting=setting)) + plugin
 
 

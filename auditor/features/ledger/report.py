@@ -18,7 +18,9 @@ from ..page import Page
 
 HEADS = ("Name", "Checkpoint", "As loaded", "Author", "Planned", "Executed")
 DTYPES = attrgetter("checkpoint", "loaded", "author", "planned", "executed")
-SETTINGS = "Predicted error of the outputs with only this setting on, in all products that it affects. FP8 sums in 14 bits: the arithmetic of Hopper GPUs"
+SETTINGS = "Predicted error of the outputs with only this setting on, in all products that it affects"
+OF_HOPPER = ". FP8 sums in 14 bits: the arithmetic of Hopper GPUs"
+"""What the caption of the settings adds in audits for CUDA."""
 SHOWN = 60
 """Maximum lines of a table of dtypes in the report; measurements.json and `auditor ledger` have all lines."""
 ABOUT = (
@@ -39,7 +41,8 @@ def overview(subject: Subject, rows: Sequence[LedgerRow], findings: Sequence[Fin
 def ledger_section(audit: Audit) -> list[Block]:
     """The report's section on dtypes; empty for an audit without a ledger."""
     costs = tuple((flag, ratio(share)) for flag, share in audit.flags.items())
-    table = Grid(("Setting", "Share of the error budget"), costs, caption=SETTINGS)
+    caption = SETTINGS + OF_HOPPER * (audit.cpu is None)
+    table = Grid(("Setting", "Share of the error budget"), costs, caption=caption)
     return [*_blocks(audit.ledger, audit.findings, audit.environment.flags, SHOWN), table] if audit.ledger else []
 
 

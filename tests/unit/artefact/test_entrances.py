@@ -69,6 +69,14 @@ class Autoencoder(nn.Module):
     def sample(self, x: Tensor) -> Tensor:
         return self.decode(x)
 
+    def draw(self, rows: int) -> Tensor:
+        """Tensors that the method makes, in FP32."""
+        return self.decode(torch.ones(rows, 8))
+
+    def draws(self, rows: int) -> Iterator[Tensor]:
+        while True:
+            yield self.draw(rows)
+
     def generate(self, x: Tensor) -> Tensor:
         return self(x)
 
@@ -118,6 +126,8 @@ ENTRANCES: dict[str, Callable[[Any], Any]] = {
     "own operations": lambda model: model.product(X),
     "without gradients": lambda model: model.sample(X),
     "generate": lambda model: model.generate(X),
+    "tensors of its own": lambda model: model.draw(4),
+    "tensors of a generator": lambda model: next(model.draws(4)),
     "functional_call": lambda model: torch.func.functional_call(model, model.state_dict(), (X,)),
     "copy": lambda model: copy.deepcopy(model).decode(X),
     "pickle": lambda model: pickle.loads(pickle.dumps(model)).decode(X),
@@ -148,6 +158,25 @@ def test_the_decoder_gives_the_same_bits_alone_and_in_the_model(strategy: str) -
     model = model_under(strategy)
     with torch.no_grad():
         assert torch.equal(model.decode(model.encode(X)), model(X))
+
+
+class Careful(Autoencoder):
+    """A forward that hands FP32 to a method on purpose."""
+
+    def decode(self, z: Tensor) -> Tensor:
+        self.handed = z.dtype
+        return self.decoder(z.to(self.decoder.weight.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(self.encode(x).float())
+
+
+@both
+def test_what_a_forward_hands_to_a_method_stays_as_the_audit_recorded_it(strategy: str) -> None:
+    model = apply_plan(seeded(Careful), plan(strategy, {"": scope("fp16")}, "fp16"))
+    for run in (model, model.generate):
+        run(X)
+        assert model.handed is WIDE
 
 
 @both

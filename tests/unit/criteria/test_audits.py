@@ -186,6 +186,59 @@ def test_the_default_limit_of_a_mask_depends_on_its_size(rows: int, limit: str) 
     assert f" of {rows * 16:,} entries of `mask` change" in flat
 
 
+def choices_of(self: Any, x: Tensor) -> dict[str, Tensor]:
+    """Choices and counts of choices, as integers and in floating point, beside their scores."""
+    scores = self.body(x)
+    above = scores > 0
+    return {
+        "scores": scores,
+        "mask": above.float(),
+        "classes": scores.argmax(-1).to(torch.float32)[:, None],
+        "signs": scores.sign(),
+        "label": torch.where(above, 1.0, 0.0),
+        "count": above.sum(),
+        "each": torch.count_nonzero(above, 0),
+        "share": above.float().mean(),
+        "number": above.sum().float(),
+    }
+
+
+def test_choices_in_floating_point_may_flip_as_integers_may_and_counts_are_numbers() -> None:
+    found = auditor.audit(net(choices_of), normal(128, 6), device="cpu", formats=("bf16",))
+    assert set(found.criteria) == {
+        "mask: flips(values) <= 0.001",
+        "classes: flips(values) <= 0",
+        "signs: flips(values) <= 0.001",
+        "label: flips(values) <= 0.001",
+        "count: rel_l2 <= 0.01",
+        "each: rel_l2 <= 0.01",
+        "the other outputs: rel_l2 <= 0.01",
+    }
+    flat = unescape(" ".join(REPORTERS["md"](found).split()).replace("\\", ""))
+    assert "By default count may have a relative error of 0.01, since it counts choices" in flat
+    assert "By default no entry of classes may differ" in flat
+
+
+def test_few_pixels_of_a_floating_point_mask_do_not_keep_a_model_in_fp32() -> None:
+    """One flipped pixel of 4,096 is a relative error of about 1 / sqrt(2,048), above the budget."""
+
+    def segment(self: Any, x: Tensor) -> Tensor:
+        return (self.body(x) > THRESHOLD_OF_FEW).float()
+
+    inputs = normal(256, 6)
+    with torch.no_grad():
+        scores = net(lambda self, x: self.body(x))(inputs)
+    THRESHOLD_OF_FEW = scores.clone() - 1.0
+    THRESHOLD_OF_FEW[0, 0] = scores[0, 0] * (1 - 1e-7)
+    found = auditor.audit(net(segment), inputs, device="cpu", formats=("bf16",), strategies=("cast",))
+    assert found.criteria == ("output: flips(values) <= 0.001",)
+    (plan,) = found.plans.values()
+    assert plan.kept_modules == ()
+    assert "of 4,096 entries of `output` change" in ReportView(found).headline + REPORTERS["md"](found).replace(
+        "\\", ""
+    )
+
+
 def test_some_flips_are_allowed_by_a_criterion_or_a_metric_of_ones_own() -> None:
     allowed = found_by(near_ties, criteria="mask: flips <= 1")
     assert allowed.criteria == ("mask: flips <= 1", "the other outputs: rel_l2 <= 0.01")

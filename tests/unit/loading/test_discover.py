@@ -113,6 +113,15 @@ def test_a_class_that_the_model_uses_inside_is_never_taken_for_the_model(write):
         load(write(BLOCK_AND_GPT))
 
 
+def test_the_example_of_arguments_names_the_target_as_it_was_written(tmp_path, monkeypatch):
+    package = tmp_path / "widenet"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"import torch\nfrom torch import nn\n{BLOCK_AND_GPT}")
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "needs-arguments", match=r"give them as 'widenet:GPT\(width=\.\.\.\)'"):
+        load("widenet:GPT")
+
+
 CLONES = {
     "beside the package": ("net/audit_me.py", "net/net/__init__.py"),
     "in a folder beside the package": ("net/tools/audit_me.py", "net/net/__init__.py"),

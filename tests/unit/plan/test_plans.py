@@ -322,3 +322,10 @@ def test_low_precision_that_only_single_modules_allow_and_that_saves_nothing_is_
     parts = {"pre": nn.Conv1d(1, 1, 9, padding=4), "head": nn.Linear(65, 8), "window": torch.hann_window(128)}
     audit = auditor.audit(Model(spectrum, **parts), torch.randn(2, 1, 2000), formats="bf16", strategies="cast")
     assert "with the operations that raise in FP32, low precision saves no time" in audit.recommendation
+
+
+def test_a_transform_to_complex_numbers_that_bf16_refuses_is_in_no_choice_of_low_precision() -> None:
+    model = Model(lambda m, x: torch.fft.rfft(m.pre(x)).abs(), pre=nn.Linear(16, 16))
+    problem = planning_of(model, normal(4, 16), formats=("bf16",)).problem("cast", "bf16")
+    assert not problem.evaluate(()).feasible
+    assert problem.cheapest(0.01).feasible

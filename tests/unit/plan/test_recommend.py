@@ -143,6 +143,17 @@ def test_a_model_that_raises_in_low_precision_is_not_said_to_be_within_the_budge
     assert "is within" not in reason
 
 
+def test_what_blocks_everything_low_is_said_where_slower_plans_are_within_the_limits() -> None:
+    blocked = CriterionValue("mask", "flips", "<=", 0.001, 93 / 65536, 1.4, holds=False, entries=65536)
+    all_low = {"autocast_fp16": Verification(1.4, criteria=(blocked,))}
+    _, reason = recommend(plans(SLOW), 1.0, baselines=all_low)
+    assert (
+        "saves no time. In FP16 under autocast, with nothing kept in FP32: 93 of 65,536 entries of `mask` change"
+        in reason
+    )
+    assert "--criterion 'mask: flips <= 0.002'" in reason
+
+
 def test_where_no_plan_trains_the_one_for_inference_is_named() -> None:
     only = plans(named("cast_fp16"))
     assert (outcome(only, "training"), best_for(only, "training")) == ("not asked for", None)

@@ -1,5 +1,6 @@
 """Mixed dtypes: where an operation raises, which line made the FP32 values, the fix, and what the runs confirm."""
 
+import ast
 import inspect
 import json
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from auditor.reporters import text
 from auditor.rulebook.failures import judge_failures
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
-from auditor.rulebook.repairs import Conversion, repair_of_call, repair_of_module
+from auditor.rulebook.repairs import Conversion, plain_name, repair_of_call, repair_of_module
 from tests.support.capturing import captured
 
 RULES = tuple(rule for rule in load_rules() if rule.family in ("dtypes", "runs"))
@@ -103,20 +104,49 @@ def upcast(m: Any, y: Tensor) -> Tensor:
     return F.softmax(y.float(), -1)
 
 
+def late(m: Any, y: Tensor) -> Tensor:
+    window = torch.ones(8)
+    z = m.norm(y)
+    return z * window
+
+
+def offsets(length: int) -> Tensor:
+    return torch.from_numpy(np.arange(length, dtype=np.float32))
+
+
+def elsewhere(m: Any, y: Tensor) -> Tensor:
+    return y + offsets(8)
+
+
+def several(m: Any, y: Tensor) -> Tensor:
+    mean, scale = torch.zeros(8), torch.ones(8)
+    return (y - mean) / scale
+
+
+def method(m: Any, y: Tensor) -> Tensor:
+    share = torch.linspace(0, 1, 32).view(4, 8)
+    return torch.einsum("bij,ij->bij", y[:, :4], share)
+
+
 LAST = at(Layers, "return self.last")
-CAST_TO_FP32 = "`.to(x.dtype)` instead of the cast to FP32"
+CAST_TO_FP32 = "`.to(y.dtype)` instead of the cast to FP32"
 
 
 @pytest.mark.parametrize(
     ("between", "text", "origin", "fix"),
     [
-        (where, "torch.zeros", "`zeros` ({})", "`dtype=x.dtype` at {}"),
+        (where, "torch.zeros", "`zeros` ({})", "`dtype=y.dtype` at {}"),
         (cat, ".float()", "the cast to FP32 ({})", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
         (rotary, "angles =", "`div` ({})", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
         (from_double, ".float()", "the cast to FP32 ({})", f"{CAST_TO_FP32} at {{}}"),
-        (from_numpy, "np.", "the tensor made at {}", "`.to(x.dtype)` at {}"),
-        (through_views, "linspace", "`linspace` ({})", "`dtype=x.dtype` at {}"),
+        (from_numpy, "np.", "the tensor made at {}", "`.to(y.dtype)` at {}"),
+        (through_views, "linspace", "`linspace` ({})", "`dtype=y.dtype` at {}"),
         (pooled, ".float()", "the cast to FP32 ({})", f"{CAST_TO_FP32} at {{}}"),
+        # `z` is set after the line; nothing before has the dtype
+        (late, "ones(8)", "`ones` ({})", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
+        # nothing in the function that makes the values has the dtype
+        (elsewhere, "from_numpy", "the tensor made at {}", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
+        (several, "mean, scale", "`zeros` ({0}) and `ones` ({0})", "`dtype=y.dtype` at {}"),
         (upcast, ".float()", "the cast to FP32 ({})", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
     ],
 )
@@ -125,10 +155,74 @@ def test_the_line_that_made_the_fp32_values_is_named_not_only_the_one_that_raise
 ) -> None:
     (found,) = predicted(between)
     assert (found.rule, found.source) == ("DTY002", LAST)
-    line = at(between, text)
+    line = at(offsets if between is elsewhere else between, text)
     assert found.evidence["fp32_origin"] == origin.format(line)
     assert found.evidence["dtype_fix"] == fix.format(line)
     assert "with cast weights (not under autocast)" in found.message
+
+
+def test_a_list_of_tensors_is_converted_by_the_text_of_its_item() -> None:
+    found = predicted(method, last=False)[0]
+    assert (found.rule, found.source) == ("DTY002", at(method, "einsum"))
+    assert found.evidence["dtype_fix"] == f"`dtype=y.dtype` at {at(method, 'linspace')}"
+    order = ("equation", "tensors[0]", "tensors[1]")
+    conversion = Conversion(("tensors[0]",), "tensors[1]", order)
+    for call in ("torch.einsum('bdn,bn->bd', {}, c[:, t])", "torch.einsum('bdn,bn->bd', [{}, c[:, t]])"):
+        assert repair_of_call(call.format("h"), "einsum", conversion) == call.format("h.to(c[:, t].dtype)")
+
+
+def shifted(m: Any, y: Tensor) -> Tensor:
+    mean = torch.tensor([0.5] * 8, dtype=torch.float32)
+    scale = torch.tensor([2.0] * 8, dtype=torch.float32)
+    z = m.norm.weight + m.first((y - mean) / scale)
+    weight = torch.from_numpy(np.ones(8, dtype=np.float32))
+    return z * weight
+
+
+def test_an_operation_that_reads_a_further_fp32_tensor_has_a_finding_with_its_line() -> None:
+    toy = captured(Layers(shifted), X)
+    found = classify(toy.capture, toy.facts, RULES)
+    said = f"mixed ({at(shifted, 'z =')})"
+    judged = judge_failures(found, {("cast", "fp16"): said}, toy.capture, RULES)
+    assert [one.source for one in judged] == [at(shifted, "z ="), LAST]
+    assert at(shifted, "np.ones") in judged[1].message
+
+
+class Called(nn.Module):
+    """Modules whose FP32 argument is not the first, or that have no attribute `weight`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first = kind, nn.Linear(8, 8)
+        self.bag, self.rnn = nn.EmbeddingBag(8, 8, mode="sum"), nn.GRU(8, 8, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.kind == "bag":
+            counts = torch.ones(2, 4, dtype=torch.float32)
+            return self.bag(h.argmax(-1), per_sample_weights=counts)
+        if self.kind == "rnn":
+            state = torch.zeros(1, 2, 8)
+            return self.rnn(h, state)[0]
+        wide = h.float()
+        return self.attention(wide, wide, wide)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "fix"),
+    [
+        ("bag", "counts =", "`dtype=self.bag.weight.dtype` at {}"),
+        ("rnn", "state =", "`dtype=h.dtype` at {}"),
+        ("attention", "self.attention(", "convert the input with `.to(weight.dtype)`"),
+    ],
+)
+def test_the_fix_converts_the_fp32_argument_of_a_module_and_names_what_the_module_has(
+    kind: str, text: str, fix: str
+) -> None:
+    toy = captured(Called(kind).eval(), X)
+    found = next(one for one in classify(toy.capture, toy.facts, RULES) if one.owner)
+    assert str(found.evidence["dtype_fix"]).startswith(fix.format(at(Called, text)))
 
 
 def test_a_global_tensor_is_named_with_the_line_that_sets_it() -> None:
@@ -309,6 +403,8 @@ PRODUCT = Conversion(("other",), "self", ("self", "other"))
         ("return a @ b", "matmul", PRODUCT, "a @ b.to(a.dtype)"),
         ("if torch.matmul(a, b).any():", "matmul", PRODUCT, "torch.matmul(a, b.to(a.dtype))"),
         ("return a * 2 @ b", "matmul", PRODUCT, "a * 2 @ b.to((a * 2).dtype)"),
+        ("x.view(4).masked_scatter(m, y)", "masked_scatter", FILL, "x.view(4).masked_scatter(m, y.to(x.view(4).dtype))"),
+        ("self.embed(i).masked_scatter(m, y)", "masked_scatter", FILL, None),  # would embed twice
         ("x.masked_scatter(", "masked_scatter", FILL, None),
         ("y = g(x)", "matmul", PRODUCT, None),
         (None, "matmul", PRODUCT, None),
@@ -316,6 +412,25 @@ PRODUCT = Conversion(("other",), "self", ("self", "other"))
 )  # fmt: skip
 def test_the_repaired_call(code: str | None, function: str, conversion: Conversion, repaired: str | None) -> None:
     assert repair_of_call(code, function, conversion) == repaired
+
+
+@pytest.mark.parametrize(
+    ("expression", "name"),
+    [
+        ("x", "x"),
+        ("self.mask", "self.mask"),
+        ("x[0]", "x[0]"),
+        ("y[:, 2:].transpose(1, 2)", "y"),
+        ("0.1 * flow", "flow"),
+        ("torch.reshape(x, (2, 4))", "x"),
+        ("x + y", None),  # one of them may be a number
+        ("f(x)", None),
+        ("batch['x']", None),
+        ("2.0", None),
+    ],
+)
+def test_the_name_of_a_tensor_with_the_dtype_of_an_expression(expression: str, name: str | None) -> None:
+    assert plain_name(ast.parse(expression, mode="eval").body) == name
 
 
 def test_the_repaired_call_of_a_module() -> None:

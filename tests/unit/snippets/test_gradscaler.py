@@ -61,6 +61,16 @@ def test_the_scale_that_an_audit_of_training_recommends_is_the_first(monkeypatch
     assert scaler.get_scale() == 512
 
 
+@pytest.mark.parametrize(("tool", "text"), [("gradscaler", "DEVICE = 'cpu'"), ("lightning", 'device="cpu"')])
+def test_a_plan_for_a_cpu_trains_on_the_cpu(tool: str, text: str) -> None:
+    """Its autocast regions are the CPU's: on a GPU they would change nothing."""
+    content = document({"autocast_bf16": scopes("bf16")}, "autocast_bf16")
+    assert text not in snippet(content, tool)
+    of_cpu = {"capability": "AVX512", "isa": "", "row": "Intel", "threads": 1, "runs": {}, "for_both": []}
+    assert text in snippet(content | {"cpu": of_cpu}, tool)
+    assert "cuda" not in snippet(content | {"cpu": of_cpu}, tool)
+
+
 # The snippet for transformers, run: what from_pretrained stores in FP32, and that the loaded model follows the plan.
 
 transformers = pytest.importorskip("transformers")
