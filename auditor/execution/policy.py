@@ -14,7 +14,8 @@ from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
 from ..numerics.autocast import autocast_arguments
 from ..numerics.autocast_lists import Treatment
-from ..numerics.casting import asked_for, format_in, like, round_tree, widen
+from ..numerics.casting import asked_for, carried_in, format_in, like, round_tree, widen
+from ..numerics.entries import is_plain
 from ..numerics.formats import FORMATS, format_of, is_low
 from ..numerics.fp32_output import multiply
 from ..numerics.kernels import UnsupportedInFormat, run_op
@@ -415,6 +416,17 @@ class Policy(Semantics):
 
         return fx.node.map_arg(arguments, convert)
 
+    def same(self, result: Any, other: Any) -> bool:
+        """Whether two results have the same bits in the same layout, so that every reader computes the same from both.
+
+        Results with anything but real, strided tensors count as different.
+        """
+        ours, theirs = tensors_in(result), tensors_in(other)
+        leaves = len(result) if isinstance(result, (tuple, list)) else 1
+        if not ours or not len(ours) == len(theirs) == leaves:
+            return False
+        return all(map(_same_bits, ours, theirs))
+
     def differing_nodes(self, then: Semantics) -> Collection[str]:
         """Names of nodes affected by modules that the policies wrap differently, and of placeholders that they store
         differently. If strategy or format differs, all names."""
@@ -430,3 +442,17 @@ class Policy(Semantics):
             if then.stored.get(name) != precision:
                 names.add(name)
         return names
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""{bytes of an entry: the dtype of its bits}."""
+
+
+def _same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits, strides and format; unlike numbers, equal NaNs do, and -0 and 0 do not."""
+    if not (is_plain(x) and is_plain(y)) or x.is_complex() or x.is_neg() or y.is_neg():
+        return False
+    if (x.dtype, x.shape, x.stride()) != (y.dtype, y.shape, y.stride()) or carried_in(x) is not carried_in(y):
+        return False
+    bits = _BITS[x.itemsize]
+    return torch.equal(x.view(bits), y.view(bits))

@@ -57,7 +57,7 @@ class Format:
 
         return None if self.storage is None else getattr(torch, self.storage)
 
-    @property
+    @cached_property
     def low(self) -> bool:
         """Whether a number takes fewer bytes than in FP32; an audit accepts only such formats."""
         return self.bytes < FP32_BYTES

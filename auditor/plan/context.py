@@ -19,8 +19,8 @@ from ..artefact.strategies import SHIPPED
 from ..capture.paths import path_of, usable
 from ..emulation.emulate import Emulation
 from ..emulation.intercept import intercept
-from ..execution.execute import Executor
 from ..execution.policy import Policy, plain
+from ..execution.replays import Replays
 from ..isolation.members import size_of
 from ..isolation.outputs import tensor_outputs
 from ..isolation.process import Flags
@@ -89,6 +89,7 @@ class MeasuredModel:
     noise: FP32Runs
     flags: Flags = field(default_factory=dict)
     process: FreshProcess = field(default_factory=FreshProcess, repr=False, compare=False)
+    replays: Replays = field(default_factory=Replays, repr=False, compare=False)
 
     @cached_property
     def costs(self) -> Mapping[str, Cost]:
@@ -194,8 +195,9 @@ class MeasuredModel:
         for batch in batches:
             beat()
             if (path := path_of(self.capture, self.subject, batch)) is not None:
+                inputs = path.bind(self.subject.model, batch)
                 with torch.no_grad():
-                    outputs = Executor(path.graph_module, how).run(*path.bind(self.subject.model, batch))
+                    outputs = self.replays.outputs(id(batch), path, inputs, how)
                 errors.append(self.output_metric.distance(self.reference(batch), tensor_outputs(outputs)))
         return worst_of(errors)
 

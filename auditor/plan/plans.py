@@ -56,6 +56,7 @@ class Planner:
             result[name] = plan = with_reasons(space, result[name], self.planning.findings)
             if runs(plan.format) and not plan.has_low and not self.planning.options.quick:
                 result[name] = replace(plan, reach=space.reach())
+        self.planning.replays.forget()
         return result
 
     def make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:

@@ -460,9 +460,16 @@ class Problem:
     def cast_squares(self, resolution: Resolution) -> dict[str, float]:
         """{value that is rounded once: squared error of its rounding}: FP32 values cast for an operation, weights and
         inputs stored in low precision."""
-        stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
-        names = (name for name in (*resolution.readers_of_rounded, *stored) if self.contribution(name, self.format))
-        return {name: self.cast_square(resolution, name, resolution.readers_of_rounded.get(name, ())) for name in names}
+        readers, measured = resolution.readers_of_rounded, self.contributions.get(self.format, {})
+        stored = filter(resolution.low, self._measured_placeholders)
+        names = (name for name in (*readers, *stored) if name in measured)
+        return {name: self.cast_square(resolution, name, readers.get(name, ())) for name in names}
+
+    @cached_property
+    def _measured_placeholders(self) -> list[str]:
+        """Names of the placeholders whose rounding was measured."""
+        measured = self.contributions.get(self.format, {})
+        return [place.name for place in self.capture.placeholders if place.name in measured]
 
     def memory(self, resolution: Resolution) -> MemoryUse:
         """Predicted memory of one forward, see costs.memory_of."""
@@ -521,7 +528,18 @@ class Problem:
 
     def cast_square(self, resolution: Resolution, name: str, readers: Collection[str]) -> float:
         """Squared error of rounding an FP32 value for the operations `readers`: the largest over their formats."""
-        formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
+        formats = frozenset(self.computed_in(resolution, reader) for reader in readers) or frozenset({self.format})
+        key = (name, tuple(readers), formats)
+        if key not in self._squares_of_casts:
+            self._squares_of_casts[key] = self._square_of_cast(*key)
+        return self._squares_of_casts[key]
+
+    @cached_property
+    def _squares_of_casts(self) -> dict[tuple[str, tuple[str, ...], frozenset[str]], float]:
+        """{(value, its readers, their formats): squared error}, the cache of `cast_square`."""
+        return {}
+
+    def _square_of_cast(self, name: str, readers: Collection[str], formats: Collection[str]) -> float:
         squares = list[float]()
         for fmt in formats:
             contribution = self.contribution(name, fmt)

@@ -61,6 +61,36 @@ def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replay
         assert audit.baselines[name].measured_error == plan.measured_error
 
 
+class Residual(nn.Module):
+    """A block whose result is added to its input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+def test_replays_of_one_search_compute_only_what_differs(
+    replays: list[Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed, compute = list[str](), Policy.compute
+
+    def noted(self: Policy, n: Any, value_of: Any) -> Any:
+        if n.op != "output":
+            computed.append(n.name)
+        return compute(self, n, value_of)
+
+    model = seeded(lambda: nn.Sequential(*[Residual(64) for _ in range(6)]))
+    planning = planning_of(model, normal(16, 64), formats=("bf16",), max_error=0.0019)  # all low is just over it
+    planner = planner_of(planning)
+    monkeypatch.setattr(Policy, "compute", noted)
+    planner.plans()
+    assert len(replays) > 6
+    assert len(computed) <= 0.9 * len(replays) * len(planning.capture.nodes)
+
+
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
     planning = planning_of(seeded(overflowing), normal(4, 16) * 100, strategies=("cast",))
     assert "unsafe" in {each["fp16"].verdict for each in planning.judged.verdicts.values()}
