@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import networkx as nx
+from networkx.algorithms.flow import boykov_kolmogorov
 
 from ..errors import first_line, let_through
 from ..numerics.formats import runs
 from ..records import Plan
-from .network import Network
 
 MARGIN = 0.8
 """Share of the budget that a plan may use on the calibration inputs: other inputs may have larger errors."""
@@ -110,10 +110,10 @@ class Cuts:
         capacities = Counter[tuple[Hashable, Hashable]]()
         for arc in self._arcs:
             capacities[arc.tail, arc.head] += round(min((arc.price + multiplier * arc.square) / self._unit, 1e9) * 1e18)
-        network = Network(LOW, HIGH)
-        for (tail, head), capacity in capacities.items():
-            network.add(tail, head, capacity)
-        return network.sink_side()
+        network = nx.DiGraph()
+        network.add_nodes_from((LOW, HIGH))
+        network.add_edges_from((*ends, {"capacity": capacity}) for ends, capacity in capacities.items())
+        return frozenset(nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)[1][1])
 
     def value(self, high: Choice) -> tuple[float, float]:
         """The total price and squared error of the arcs that a choice cuts."""
