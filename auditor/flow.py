@@ -100,7 +100,8 @@ class Case:
 
     @property
     def scorer(self) -> Scorer | None:
-        """What accepts or refuses plans beside the error budget, if the audit asks for it."""
+        """The scorer that accepts or refuses plans in addition to the error budget; None if no feature of the audit
+        has one."""
         return next((each.scorer for each in self.features if each.scorer is not None), None)
 
 

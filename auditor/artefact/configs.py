@@ -214,7 +214,7 @@ def _format(scheme: Scheme) -> str:
 
 def _compressed_args(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
     """The QuantizationArgs of compressed-tensors for a tensor, without defaults."""
-    is_nested = by.rule.startswith("e4m3")  # scales of scales
+    is_nested = by.rule.startswith("e4m3")  # the E4M3 scales of a tensor share an FP32 scale
     strategies = {(0, 0): "tensor", (1, 0): "channel" if is_weight else "token", (128, 128): "block"}
     of_groups = "tensor_group" if is_nested else "group"
     dynamic: bool | str = "local" if is_nested else True

@@ -143,7 +143,7 @@ def _exceeds(audit: Audit, library: Library, plan: QuantizedPlan) -> bool:
 
 
 def _errors_of(audit: Audit, library: Library, plan: QuantizedPlan, layers: Mapping[str, str]) -> str:
-    """What is known of the errors of a library's code, with all other layers in FP32 and in BF16, and of its size."""
+    """A sentence on the errors of a library's code, with all other layers in FP32 and in BF16, and on its size."""
     limit = f"budget {limit_of(audit):.2g}"
     ran = plan.as_pasted.get(library.title)
     error = plan.error if ran is None else ran.error

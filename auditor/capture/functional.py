@@ -59,7 +59,11 @@ def promotes(op: Any, x: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
 
 
 def _rank(dtype: torch.dtype) -> int:
-    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype is not torch.bool)
+    if dtype.is_complex:
+        return 3
+    if dtype.is_floating_point:
+        return 2
+    return int(dtype is not torch.bool)
 
 
 @cache
@@ -159,7 +163,9 @@ def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
     if not operation_of(op).cast:
         return None
     named = arguments_of(op, args, kwargs, defaults=True)
-    return named["dtype"] if "dtype" in named else given[-1].dtype if "other" in named else None
+    if "dtype" in named:
+        return named["dtype"]
+    return given[-1].dtype if "other" in named else None
 
 
 def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
@@ -172,7 +178,7 @@ def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bo
 def shape_from(op: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
     """Arguments whose entries determine the shape of the result, such as the input of `nonzero`."""
     how = operation_of(op).shape_from
-    if how == "masks":  # a single number fits any selection
+    if how == "masks":  # writing a single number does not depend on how many entries a mask selects
         single = len(args) > 2 and args[2].numel() == 1
         chosen = [] if single else [x for x in args[1] if isinstance(x, torch.Tensor) and x.dtype in _MASKS]
     elif how == "classes":

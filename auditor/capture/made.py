@@ -22,10 +22,11 @@ from .source import Place, kind_of, line_of
 
 
 def made_of(x: torch.Tensor, outermost: CodeType) -> Made | None:
-    """The Made of a tensor that the running code reads: its name there, and where this name was assigned; without a
-    name, the line that reads it, which usually makes it too.
+    """Where the user's code made a tensor that it reads now: the tensor's name there, and the line that assigned this
+    name. Without a name: the line that reads the tensor, which usually makes it too. None if all running code is
+    torch's.
 
-    outermost: the function whose frame ends the search. None if all code is torch's.
+    outermost: the function whose frame ends the search.
     """
     frames = list[FrameType]()
     for frame, _ in walk_stack(None):

@@ -94,7 +94,7 @@ def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geom
         return _take(emit, constant, whole, view.op, value)
     if view.index is None:
         return emit(view.op, (whole, *view.args), view.kwargs, value)
-    if operation_of(view.op).packet == "unbind":  # selecting one entry replaces unbind, which would compute all
+    if operation_of(view.op).packet == "unbind":  # `select` computes one of the results of `unbind`
         return emit(_aten.select.int, (whole, _dim_of(view), view.index), {}, value)
     along = _slice_of(own, parent)
     if along is not None:

@@ -165,9 +165,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        unknown = re.findall(r"(?<=\s)-[^\s=]+", message) if message.startswith("unrecognized arguments: ") else []
-        close = dict.fromkeys(match for flag in unknown for match in difflib.get_close_matches(flag, known, 1, 0.7))
-        raise bad(f"{message}: did you mean {' and '.join(close)}?" if close else message)
+        close = dict[str, None]()
+        if message.startswith("unrecognized arguments: "):
+            for flag in re.findall(r"(?<=\s)-[^\s=]+", message):
+                close |= dict.fromkeys(difflib.get_close_matches(flag, known, 1, 0.7))
+        if close:
+            raise bad(f"{message}: did you mean {' and '.join(close)}?")
+        raise bad(message)
 
 
 def parser() -> Parser:
@@ -220,19 +224,30 @@ def parse(words: Sequence[str]) -> Verb:
     """Parse the command line. The verb, `audit` by default, may follow flags. Raises: AuditorError."""
     whole = parser()
     actions = [action for part in whole.parts.values() for action in part._actions if action.nargs is None]
-    valued = {flag for action in actions for flag in action.option_strings}
+    flags_with_value = {flag for action in actions for flag in action.option_strings}
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
-        at += 2 if words[at] in valued else 1
+        at += 2 if words[at] in flags_with_value else 1
     if at >= len(words):
         whole.parse_args(words)
     word = words[at]
-    name, rest = (word, [*words[:at], *words[at + 1 :]]) if word in VERBS else ("audit", words)
-    close = suggest(word, VERBS, cutoff=0.75) if rest is words and re.fullmatch(r"[a-z-]+", word) else ""
-    if close and not (Path(word).exists() or Path(f"{word}.py").exists() or importlib.util.find_spec(word)):
+    if word not in VERBS:
+        _refuse_misspelt_verb(word)
+        return command_of(vars(whole.parts["audit"].parse_args(words)), Audit)
+    given = vars(whole.parts[word].parse_args([*words[:at], *words[at + 1 :]]))
+    return command_of(given, Audit) if word == "audit" else validate(VERBS[word], given)
+
+
+def _refuse_misspelt_verb(word: str) -> None:
+    """Refuse a word that looks like a verb, unless it is a file or a module. Raises: AuditorError."""
+    if not re.fullmatch(r"[a-z-]+", word):
+        return
+    close = suggest(word, VERBS, cutoff=0.75)
+    if not close:
+        return
+    is_target = Path(word).exists() or Path(f"{word}.py").exists() or importlib.util.find_spec(word)
+    if not is_target:
         raise AuditorError(f"no verb, file or module is called {word!r}: {close}", "missing-target")
-    given = vars(whole.parts[name].parse_args(rest))
-    return command_of(given, Audit) if name == "audit" else validate(VERBS[name], given)
 
 
 def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:

@@ -251,7 +251,7 @@ def _criteria_in_text(given: str, output: str | None) -> Iterator[Criterion]:
     for text in texts or [given]:  # an empty string must raise, since it sets no limit
         name, colon, rest = text.partition(":")
         is_function = name.strip().endswith(".py")
-        if output or (last and (not colon or is_function)):  # the output of the criterion before
+        if output or (last and (not colon or is_function)):  # the criterion is for the output of the one before
             name = str(last)
             colon = ":"
             rest = text

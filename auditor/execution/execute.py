@@ -244,11 +244,16 @@ def low_literals(node: Node, format: str) -> Literals | None:
     In a model stored in low precision, an operation that reads FP32 tables computes in FP32, and no constant is
     recorded for the format. An operation without a constant gets the constant that was recorded under autocast.
     """
-    stored, regional = node.literals.get(format), node.autocast_literals.get(format)
-    numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))} if regional else {}
+    stored = node.literals.get(format)
+    regional = node.autocast_literals.get(format)
+    if regional is None:
+        return stored
+    numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))}
     if not numbers:
         return stored
-    return replace(stored or Literals(), arguments=numbers | dict(stored.arguments if stored else {}))
+    if stored is None:
+        return Literals(arguments=numbers)
+    return replace(stored, arguments={**numbers, **stored.arguments})
 
 
 def with_literals(

@@ -296,7 +296,7 @@ class _FormatSemantics(Semantics):
     def _is_refused(self, n: fx.Node, handed: Mapping[str, str]) -> bool:
         """Whether CUDA refuses the mixture of formats that the kernel's tensors have."""
         if len({format for format in handed.values() if format}) < 2:
-            return False  # no mixture
+            return False  # all tensors have one format
         op = overload_of(n.target)
         if not facts_of(op).restricts_dtypes:
             return False

@@ -156,7 +156,8 @@ class _Snapshot:
             yield from state.children
         elif isinstance(value, nn.Module):
             stores = value._parameters, value._buffers, value._modules
-            yield from (member for store in stores for _, member in store.items())  # TorchScript's tensors are in C++
+            for store in stores:
+                yield from (member for _, member in store.items())  # TorchScript's dicts have no values()
             self.memory.save([buffer for _, buffer in value._buffers.items() if buffer is not None])
         for kind in _kinds_of(type(value)):  # type: ignore[arg-type]
             held = kind.read(value) or _EMPTY

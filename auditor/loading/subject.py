@@ -137,7 +137,7 @@ def check(subject: Subject) -> Subject:
     """
     around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
     around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
-    if around:  # these modes would change the run
+    if around:  # inside these modes, the model would run in other dtypes or without data
         raise LoadError(f"the audit was called inside {around}: call auditor.audit outside of it", "bad-surroundings")
     _reject_classes(subject.name, (x for _, x in named_tensors(subject.model)))
     state.reject_non_finite(subject.model)

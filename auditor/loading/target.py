@@ -66,7 +66,9 @@ class Target:
     @property
     def label(self) -> str:
         """A name for messages: of the file or module, or the whole target if no Python file is its own."""
-        return self.text if self.hub else self.path.name if self.path else self.module
+        if self.hub:
+            return self.text
+        return self.path.name if self.path else self.module
 
     @property
     def name(self) -> str:

@@ -158,8 +158,9 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
 
 
 class _Passes(NamedTuple):
-    """Backward passes of an estimate. most: how many may run. at_once: results of how many wait to be added together.
-    are_cheap: whether all run; of expensive ones as few as suffice run, one by one."""
+    """How many backward passes an estimate runs. most: the largest number. at_once: number of passes whose results are
+    added together. are_cheap: whether all `most` passes run; expensive ones run one by one, until the estimate is
+    accurate enough."""
 
     most: int
     at_once: int

@@ -64,7 +64,8 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
     own = {name: frozen.get(name, unreached) for name in names}
 
     def own_flips(name: str) -> float:
-        """Share of decisions that flip if all others are FP32's; if that was not counted, that flip at all."""
+        """The share of the operation's decisions that flip although all other operations take FP32's decisions; if
+        that run did not count it, the share that flips in the run where all may flip."""
         decision = free[name] if own[name].own is None else own[name]
         return decision.seen or 0.0
 

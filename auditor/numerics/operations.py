@@ -87,7 +87,7 @@ class Operation:
     shape_from: Literal["", "first", "second", "masks", "classes", "sizes"] = ""
 
     # In place, and under other names.
-    replaces_memory: bool = False  # the argument has other memory afterwards
+    replaces_memory: bool = False  # like `set_` and `resize_`: the argument may have another storage afterwards
     writes_nothing: bool = False  # in-place, but changes neither entries nor shape nor memory
     twin: str = ""  # the packet of the functional variant, if its name differs
     known_as: str = ""  # the overload with the same arguments by which rules name it

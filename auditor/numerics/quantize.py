@@ -196,7 +196,7 @@ def fake_quantize(x: torch.Tensor, quantizer: Quantizer, span: tuple[float, floa
     height = quantizer.block[0] or rows
     width = quantizer.block[1] or columns
     padded = functional.pad(matrix, (0, -columns % width, 0, -rows % height))
-    blocks = padded.view(padded.shape[0] // height, height, -1, width)  # [r, R, c, C]
+    blocks = padded.view(padded.shape[0] // height, height, -1, width)  # [row blocks, height, column blocks, width]
     low = blocks.amin((1, 3), keepdim=True)
     high = blocks.amax((1, 3), keepdim=True)
     if span is not None:

@@ -1,4 +1,4 @@
-"""What the stages after the verdicts make: plans, and everything that is made with them."""
+"""The result of the planning stages: plans, and everything that is made with them."""
 
 from __future__ import annotations
 

@@ -178,12 +178,12 @@ class Cell(Display):
 def reporter(quiet: bool = False, settings: object = None) -> Display:
     """The display for this process: notebook cell, terminal line or log lines; none if `quiet`. settings: the audit's
     settings."""
-    if quiet:
+    if quiet or sys.stderr is None:
         return Display()
-    if sys.stderr is None:
-        return Display()
-    live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
-    return (Cell if in_notebook() else Bar if live else Lines)(settings)
+    if in_notebook():
+        return Cell(settings)
+    is_live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
+    return Bar(settings) if is_live else Lines(settings)
 
 
 @contextmanager

@@ -302,8 +302,14 @@ def repair_words(audit: Audit, repair: Repair) -> str:
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
     """The largest change of the outputs, over `formats`, with only the operation of `report` in low precision."""
-    moved = [report.contributions[f].isolated for f in formats if f in report.contributions] if report else []
-    return max((math.inf if math.isnan(effect) else effect for effect in moved), default=0.0)
+    if report is None:
+        return 0.0
+    largest = 0.0
+    for fmt in formats:
+        if fmt in report.contributions:
+            effect = report.contributions[fmt].isolated
+            largest = max(largest, math.inf if math.isnan(effect) else effect)
+    return largest
 
 
 def _plan_words(audit: Audit, plan: Plan) -> str:

@@ -128,7 +128,8 @@ def _allowed(plan: Plan) -> float:
 
 
 def gpu_only_words(plan: Plan) -> str:
-    """That the plan needs a GPU, and how to try it on a CPU; "" if the audit's CPU can run the plan."""
+    """A sentence which says that the plan needs a GPU, and how to try it on a CPU; "" if the audit's CPU can run the
+    plan."""
     if plan.gpu_only is None:
         return ""
     where = f"The plan {plan.name} is for a GPU: on the CPU of this audit its model fails: {plan.gpu_only}"
@@ -417,8 +418,12 @@ def times(audit: Audit) -> tuple[str, ...]:
 
 def today_title(audit: Audit) -> str:
     """The label for FP32 under the user's flags: `FP32 under your own flags (TF32)`."""
-    formats = ", ".join(map(str.upper, audit.fp32_today.computed_in if audit.fp32_today else ()))
-    return f"FP32 under your own flags{f' ({formats})' if formats else ''}"
+    title = "FP32 under your own flags"
+    today = audit.fp32_today
+    if today is None or not today.computed_in:
+        return title
+    formats = ", ".join(name.upper() for name in today.computed_in)
+    return f"{title} ({formats})"
 
 
 def _in_words(taken: Times) -> str:

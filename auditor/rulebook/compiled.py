@@ -74,7 +74,7 @@ def unrounded_gradients(
 def _described(
     capture: Capture, under: Mapping[str, Resolution], find: Callable[[_Low], dict[str, fx.Node]]
 ) -> Recomputed:
-    """The results of `find` under each strategy, with the operations as texts."""
+    """{operation that `find` returns: {strategy: the operation in words whose rounding a compiler drops}}."""
     result = dict[str, dict[str, str]]()
     for strategy, resolution in under.items():
         for name, maker in find(_Low(capture, resolution)).items():

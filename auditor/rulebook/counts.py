@@ -1,4 +1,5 @@
-"""Facts about additions to entries that an index names, such as counts by `index_add`: terms, their size, their number."""
+"""Facts about indexed additions such as `index_add`, with which models count or sum up: what is added, its size, how
+often."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ NEAR = 1e-2
 
 
 def facts_of_counts(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> dict[str, Any]:
-    """Facts about one addition to entries that an index names; {} for other operations."""
+    """Facts about one indexed addition; {} for other operations."""
     terms = _terms(node)
     if terms is None:
         return {}
@@ -42,7 +43,7 @@ def facts_of_counts(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> dict[str
 
 
 def _terms(node: fx.Node) -> fx.Node | float | None:
-    """What the operation adds to entries that an index names; None if it adds nothing."""
+    """What an indexed addition adds; None for other operations."""
     if node.op != "call_function" or (name := _TERMS.get(row_of(node).packet)) is None:
         return None
     given = arguments_with_defaults(node)

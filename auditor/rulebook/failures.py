@@ -102,8 +102,11 @@ def _with_places(first: Finding, others: Sequence[Finding], own_fixes: Sequence[
 
 
 def _operations_before(mixed: Sequence[Finding], capture: Capture) -> dict[str, str]:
-    """{operation that raises: another such operation, from which alone its FP32 values come; "" if it reads values of
-    its origin's lines otherwise}."""
+    """{operation that raises: the first operation upstream of it that raises as well}.
+
+    The value is "" without such an operation, and if the FP32 values also arrive from the lines where they were made,
+    without passing an operation that raises.
+    """
     graph = {node.name: node for node in capture.graph_module.graph.nodes}
     members = {finding.node for finding in mixed}
 

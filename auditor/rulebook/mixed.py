@@ -37,8 +37,10 @@ class Describer:
     def origins(self, mixtures: Sequence[Mixture]) -> str:
         """The operations, inputs and tensors that are FP32, each with the line where it was made."""
         texts = list(dict.fromkeys(self._origin(name) for mixture in mixtures for name in mixture.origins))
-        more = f" and {len(texts) - MOST} more" if len(texts) > MOST else ""
-        return (" and ".join(texts[:MOST]) if not more else ", ".join(texts[:MOST])) + more
+        left_out = len(texts) - MOST
+        if left_out > 0:
+            return f"{', '.join(texts[:MOST])} and {left_out} more"
+        return " and ".join(texts)
 
     def _origin(self, name: str) -> str:
         if name in self._capture.nodes:

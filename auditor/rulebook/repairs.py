@@ -29,8 +29,8 @@ def repair_of_call(code: str | None, function: str, conversion: Conversion) -> s
     """The call of `function` in a source line with arguments converted, as `f(x.to(y.dtype), y)`; None if the line does
     not show the call or the arguments."""
     names = {*conversion.converted, conversion.target}
-    apart = conversion.target not in conversion.converted  # not two tensors of one list
-    for node in _expressions(code) if apart and conversion.converted else ():
+    has_target = conversion.target not in conversion.converted  # false if both tensors are in one list argument
+    for node in _expressions(code) if has_target and conversion.converted else ():
         arguments = _arguments_of(node, function, conversion)
         if names <= arguments.keys():
             converted = [arguments[name] for name in conversion.converted]

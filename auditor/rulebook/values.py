@@ -254,12 +254,20 @@ class AdditionRun:
 
 def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Node, AdditionRun]:
     """The chain of additions that ends at each node: `h + f(h)` continues the chain of h."""
+    nodes = list(capture.graph_module.graph.nodes)
     runs: dict[fx.Node, AdditionRun] = {}
-    for node in capture.graph_module.graph.nodes:
+    for node in nodes:
         longest = max((runs[item] for item in node.all_input_nodes), key=lambda run: run.length, default=AdditionRun())
-        runs[node] = _longer(longest, node, ranges) if _adds(node) else longest if _carries(node) else AdditionRun()
+        if _adds(node):
+            runs[node] = _longer(longest, node, ranges)
+        elif _carries(node):
+            runs[node] = longest
+        else:
+            runs[node] = AdditionRun()
+
+    # A run counts at its last addition only: where no reader of the sum adds to it.
     goes_on: dict[fx.Node, bool] = {}
-    for node in reversed(capture.graph_module.graph.nodes):
+    for node in reversed(nodes):
         goes_on[node] = any(_adds(user) or (_carries(user) and goes_on[user]) for user in node.users)
     return {node: run if _adds(node) and not goes_on[node] else AdditionRun() for node, run in runs.items()}
 
@@ -267,13 +275,21 @@ def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Nod
 def _longer(run: AdditionRun, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> AdditionRun:
     """The chain of additions that ends at `node`. The larger of the node's two terms counts as the running value,
     the smaller as the update."""
-    known = sorted(found.max_abs for item in node.all_input_nodes if (found := nearest_range(item, ranges)))
+    length = run.length + 1
+    magnitudes = [nearest_range(item, ranges) for item in node.all_input_nodes]
+    known = sorted(magnitude.max_abs for magnitude in magnitudes if magnitude is not None)
     if len(known) < 2:
-        return AdditionRun(run.length + 1, run.lost)
+        return AdditionRun(length, run.lost)
     update, value = known
-    apart = {name: spacing_at(value, FORMATS[name]) or 0.0 for name in narrower()}
-    lost = {name: run.lost.get(name, 0.0) + (update if update <= step / 2 else 0.0) for name, step in apart.items()}
-    return AdditionRun(run.length + 1, lost, {name: lost[name] / step if step else 0.0 for name, step in apart.items()})
+    lost = dict[str, float]()
+    absorbed = dict[str, float]()
+    for name in narrower():
+        spacing = spacing_at(value, FORMATS[name]) or 0.0
+        lost[name] = run.lost.get(name, 0.0)
+        if update <= spacing / 2:  # the sum rounds back to the value
+            lost[name] += update
+        absorbed[name] = lost[name] / spacing if spacing else 0.0
+    return AdditionRun(length, lost, absorbed)
 
 
 def _adds(node: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""What the verification process, or the audit's own, is asked about a plan on a CPU."""
+"""Questions about a plan on a CPU, which the verification process or the audit's own process answers."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from .questions import Executed, compiled_outputs, executed
 
 
 class OnTheCpu(Feature):
-    """What only an audit for a CPU has."""
+    """Notes which kernels a CPU runs, the errors of compiled plans, and the plans that hold on CUDA as well."""
 
     target: CpuTarget | None = None
 

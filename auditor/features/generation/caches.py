@@ -1,4 +1,4 @@
-"""Key-value caches with a format per layer: a sentence and a table."""
+"""Describes key-value caches with a format per layer: sentences for reports, and a table of the layers."""
 
 from __future__ import annotations
 

@@ -298,9 +298,12 @@ def are_met(limits: Sequence[Criterion], *errors: TokenComparison) -> bool:
     The errors are added. For KL the sum is exact to leading order if both errors are independent; for top tokens the sum
     overestimates the change.
     """
-    values = {"kl": math.fsum(math.inf if x.kl is None else x.kl for x in errors)}
-    values["top1"] = 1 - math.fsum(1 - (x.same_top or 0.0) for x in errors)
-    return bool(limits) and all(limit.holds(values[limit.kind]) for limit in limits)
+    if not limits:
+        return False
+    divergences = [math.inf if error.kl is None else error.kl for error in errors]
+    changed_tops = [1 - (error.same_top or 0.0) for error in errors]
+    values = {"kl": math.fsum(divergences), "top1": 1 - math.fsum(changed_tops)}
+    return all(limit.holds(values[limit.kind]) for limit in limits)
 
 
 def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> TokenComparison:

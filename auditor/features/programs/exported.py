@@ -96,7 +96,7 @@ def save_program(module: fx.GraphModule, of: ExportedModel) -> SavedProgram:
 
 
 def cannot(said: str) -> PlanError:
-    """The error for a model without plans for exported graphs. said: the reason."""
+    """The error for a model that torch.export cannot export. reason: why, as a clause."""
     return PlanError(f"{said}: use plans of other strategies, which need no export.", slug="cannot-export")
 
 

@@ -101,9 +101,8 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
     while True:
         try:
             error = trial.error(table, low)
-            policy = Policy(
-                trial.planning.capture, "cast", plain(table.format), table.format
-            )  # in place of the program
+            # The plan of modules that is nearest to the program, in which Inf or NaN can be located.
+            policy = Policy(trial.planning.capture, "cast", plain(table.format), table.format)
             return table, judge_replay(trial.planning, error, policy)
         except OperationRefused as refused:
             name = refused.name

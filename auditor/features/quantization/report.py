@@ -235,7 +235,7 @@ def _remedy(layer: QuantizedLayer, audit: Audit) -> str:
 
 
 def _always_shown(audit: Audit) -> int:
-    """Of the lines on a terminal: one for each plan."""
+    """How many of the first lines a terminal never omits: one for each plan."""
     return max(len(audit.quantized_plans), 1)
 
 

@@ -123,8 +123,8 @@ def _of_batches(subject: Subject, errors: Sequence[float | None]) -> Iterator[Re
 
 
 def batch_names(batches: Sequence[Batch], model: nn.Module) -> Iterator[str]:
-    """`batch 1 (timestep 999)`: the number of each batch, and the first input that is one number per batch and differs
-    between batches, if there is one."""
+    """Names such as `batch 1 (timestep 999)`: the batch's number, and the value of the first input that is a single
+    number and differs between batches, if there is one."""
     given = [_numbers(batch, model) for batch in batches]
     shared = [name for name in given[0] if all(name in each for each in given)]
     varying = next((name for name in shared if len({each[name] for each in given}) > 1), None)

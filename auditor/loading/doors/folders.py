@@ -1,4 +1,4 @@
-"""Tells by its files which library wrote a model's folder."""
+"""Determines from a model's folder, by its files, which library wrote it."""
 
 from __future__ import annotations
 
