@@ -47,9 +47,11 @@ class Stages:
     def say(self, detail: str, steps: int = 0) -> None:
         """Report progress. steps: number of steps completed since the last report."""
         self._done += steps
-        self._detail, self._told = detail, time.perf_counter()
+        self._detail = detail
+        self._told = time.perf_counter()
         if callable(self.progress):
-            self.progress(self._current, detail, min(self._done, self._total) if self._total else 0, self._total)
+            done = min(self._done, self._total) if self._total else 0
+            self.progress(self._current, detail, done, self._total)
 
 
 def explain(stage: str, error: Exception) -> None:

@@ -21,10 +21,11 @@ _MASKS = (torch.bool, torch.uint8)
 @cache
 def written_arguments(op: Any) -> tuple[int | str, ...]:
     """Positions of the arguments that an operation writes to; names for keyword-only arguments."""
-    arguments = [
-        (i, a) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
-    ]
-    return tuple(a.name if a.kwarg_only else i for i, a in arguments)
+    written = list[int | str]()
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(argument.name if argument.kwarg_only else position)
+    return tuple(written)
 
 
 def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -153,8 +153,13 @@ class Criterion:
     @property
     def measure_text(self) -> str:
         """The measure with its arguments, as text: `topk(5)`."""
-        said = [f"{v}" if n in ("k", "form", "over", "threshold", "peak") else f"{n}={v}" for n, v in self.options]
-        return f"{self.kind}({', '.join(said)})" if said else self.kind
+        if not self.options:
+            return self.kind
+        arguments = list[str]()
+        for name, value in self.options:
+            is_positional = name in ("k", "form", "over", "threshold", "peak")
+            arguments.append(f"{value}" if is_positional else f"{name}={value}")
+        return f"{self.kind}({', '.join(arguments)})"
 
     @property
     def allows_nothing(self) -> bool:
@@ -357,14 +362,23 @@ def _options(kind: Kind, said: str | None) -> Options:
 
 
 def _option(kind: Kind, name: str, text: str) -> int | float | str:
-    takes, what = kind.takes[name], f"{name} of {kind.name}"
+    takes = kind.takes[name]
+    what = f"{name} of {kind.name}"
     if isinstance(takes, tuple):
         if text in takes:
             return text
         raise bad_criterion(f"{what} must be {' or '.join(takes)}, not {text!r}")
-    result = _number(text, what)
-    whole, counted = takes is int, name in ("k", "peak")
-    if math.isinf(result) or (whole and result != int(result)) or (counted and result <= 0):
-        words = f"a{' whole' if whole else ''} number{' above 0' if counted else ''}"
+    number = _number(text, what)
+    is_whole = takes is int
+    is_positive = name in ("k", "peak")
+    is_valid = math.isfinite(number)
+    if is_whole:
+        is_valid = is_valid and number == int(number)
+    if is_positive:
+        is_valid = is_valid and number > 0
+    if not is_valid:
+        words = "a whole number" if is_whole else "a number"
+        if is_positive:
+            words += " above 0"
         raise bad_criterion(f"{what} must be {words}, not {text}")
-    return int(result) if whole else result
+    return int(number) if is_whole else number

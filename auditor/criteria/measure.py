@@ -54,13 +54,15 @@ class Criteria:
     @property
     def rest_criterion(self) -> Criterion:
         """The error budget `max_error` of outputs without a criterion, as a Criterion."""
-        own = None if self.joint is output_error else self.joint
-        return Criterion(OTHERS, name_of(own) if own else "rel_l2", self.max_error, function=own)
+        if self.joint is output_error:
+            return Criterion(OTHERS, "rel_l2", self.max_error)
+        return Criterion(OTHERS, name_of(self.joint), self.max_error, function=self.joint)
 
     def all(self, names: Sequence[str] | None = None) -> tuple[Criterion, ...]:
         """The criteria, and the error budget if some outputs in `names` have no criterion."""
         rest = self.rest_criterion
-        return (*self.each, rest) if self.output_indices(rest, self.names if names is None else names) else self.each
+        has_rest = self.output_indices(rest, self.names if names is None else names)
+        return (*self.each, rest) if has_rest else self.each
 
     def __call__(self, reference: Tensors, candidate: Tensors) -> float:
         """The largest share that any criterion uses of its limit; above 1, a limit is exceeded."""

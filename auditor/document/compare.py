@@ -135,11 +135,13 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
 
     def steady(finding: Finding) -> bool:
         """Whether the contributions behind a finding grew at most by the factor BAND."""
-        pairs = [
-            [found.get(fmt, {}).get(finding.owner, {}).get(finding.op, 0.0) for found in both]
-            for fmt in finding.formats
-        ]
-        return comparable and any(now for _, now in pairs) and all(now <= BAND * was for was, now in pairs)
+        pairs = list[tuple[float, float]]()
+        for fmt in finding.formats:
+            was, now = (found.get(fmt, {}).get(finding.owner, {}).get(finding.op, 0.0) for found in both)
+            pairs.append((was, now))
+        if not comparable or not any(now for _, now in pairs):
+            return False
+        return all(now <= BAND * was for was, now in pairs)
 
     left: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for old in before.findings:

@@ -113,14 +113,17 @@ def _widen(subject: Subject, which: str, note: str) -> Subject:
 
 def held_outside(model: nn.Module) -> set[str]:
     """Names of meta parameters and buffers whose values accelerate's hooks store."""
-    return {
-        f"{path}.{name}" if path else name
-        for path, module in named_modules(model)
-        for hook in _hooks(module)
-        if hook.offload
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
-        if tensor.is_meta and (hook.place_submodules or "." not in name)
-    }
+    names = set[str]()
+    for path, module in named_modules(model):
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        for hook in _hooks(module):
+            if not hook.offload:
+                continue
+            for name, tensor in tensors:
+                is_of_hook = hook.place_submodules or "." not in name
+                if tensor.is_meta and is_of_hook:
+                    names.add(f"{path}.{name}" if path else name)
+    return names
 
 
 @contextmanager

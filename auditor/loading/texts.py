@@ -83,19 +83,25 @@ def tokenize(model: Any, value: Any) -> Any:
 
 def _rows(value: Any, names: Mapping[str, Any]) -> list[Any] | None:
     """The texts and chats in a value; None if it contains others. names: arguments of forward, which entries keep."""
-    if isinstance(value, str):
-        return [value]
-    if _is_chat(value):
+    if isinstance(value, str) or _is_chat(value):
         return [value]
     if isinstance(value, Mapping):
         row = _of_row(value, names)
-        return row if isinstance(row, list) and not _is_chat(row) else None if row is None else [row]
+        if row is None:
+            return None
+        is_texts = isinstance(row, list) and not _is_chat(row)
+        return row if is_texts else [row]
     if hasattr(value, "column_names"):  # a data set of the package `datasets`
         value = list(itertools.islice(value, MOST_ROWS))
     if not isinstance(value, list | tuple) or not value:
         return None
-    rows = [_of_row(row, names) if isinstance(row, Mapping) else row for row in value]
-    return rows if all(isinstance(row, str) or _is_chat(row) for row in rows) else None
+    rows = list[Any]()
+    for item in value:
+        row = _of_row(item, names) if isinstance(item, Mapping) else item
+        if not isinstance(row, str) and not _is_chat(row):
+            return None
+        rows.append(row)
+    return rows
 
 
 def _of_row(row: Mapping[str, Any], names: Mapping[str, Any]) -> Any:

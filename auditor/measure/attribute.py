@@ -435,6 +435,7 @@ def forms_of(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.T
 
 def _most(found: Mapping[str, Contribution]) -> Contribution:
     """The contribution with the largest isolated effect, and its criterion. `own` and `cast`: maxima over criteria."""
-    criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
-    own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
-    return replace(most, own=own, cast=cast, criterion=criterion)
+    criterion, largest = max(found.items(), key=lambda pair: pair[1].isolated)
+    own = max(effect.own for effect in found.values())
+    cast = max(effect.cast for effect in found.values())
+    return replace(largest, own=own, cast=cast, criterion=criterion)

@@ -68,14 +68,18 @@ def refine_causes(
     """Change the cause rounding to underflow if entries underflowed and outputs turned non-finite without overflow.
     Underflow before a division can turn outputs Inf or NaN; rounding cannot."""
 
-    def refine(error: NodeError, known: Contribution | None) -> NodeError:
-        whole = known is None or math.isfinite(known.isolated) or error.overflow or error.nan
-        return error if whole or error.cause != "rounding" or not error.underflow else replace(error, cause="underflow")
+    def refine(error: NodeError, effect: Contribution | None) -> NodeError:
+        if effect is None or math.isfinite(effect.isolated):
+            return error
+        if error.cause != "rounding" or not error.underflow or error.overflow or error.nan:
+            return error
+        return replace(error, cause="underflow")
 
-    return {
-        name: {fmt: refine(error, contributions[name].get(fmt)) for fmt, error in formats.items()}
-        for name, formats in errors.items()
-    }
+    result = dict[str, dict[str, NodeError]]()
+    for name, formats in errors.items():
+        effects = contributions[name]
+        result[name] = {fmt: refine(error, effects.get(fmt)) for fmt, error in formats.items()}
+    return result
 
 
 def breaks(error: NodeError, contribution: Contribution | None) -> bool:

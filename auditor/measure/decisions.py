@@ -123,8 +123,12 @@ class _LowRuns:
     def __init__(
         self, measurement: Measurement, format: str, output_metric: OutputMetric, nodes: Mapping[str, fx.Node]
     ) -> None:
-        self.measurement, self.format, self.output_metric, self.nodes = measurement, format, output_metric, nodes
-        self._round, self._reference = rounder(measurement.capture, format), [x.detach() for x in measurement.outputs]
+        self.measurement = measurement
+        self.format = format
+        self.output_metric = output_metric
+        self.nodes = nodes
+        self._round = rounder(measurement.capture, format)
+        self._reference = [x.detach() for x in measurement.outputs]
         self._low = {name for name, errors in measurement.errors.items() if errors[format].unsupported is None}
 
     def run(
@@ -241,13 +245,19 @@ def _rows_of_scores(x: torch.Tensor, dim: int | None, smallest_first: bool) -> t
 
 def _count_read(n: fx.Node, dim: int) -> int | None:
     """How many leading entries of a sorted dimension are read; None if any operation reads other entries."""
-    indices = [user for user in n.users if user.args[1] == 1] if row_of(n).packet == "sort" else [n]
-    readers = [arguments_with_defaults(user) for one in indices for user in one.users]
+    indices = [n]
+    if row_of(n).packet == "sort":
+        indices = [user for user in n.users if user.args[1] == 1]
     sizes = tensors_in(n.meta["val"])[0].shape or (1,)
-    same = dim, dim - len(sizes), dim + len(sizes)  # a dimension may count from the end
-    first = all(
-        given.get("dim") in same and not (given.get("start") or given.get("index", "end" not in given))
-        for given in readers
-    )
-    read = max((len(range(sizes[dim])[: given.get("end", 1)]) for given in readers), default=0)
-    return read if first and 0 < read < sizes[dim] else None
+    same_dim = (dim, dim - len(sizes), dim + len(sizes))  # a dimension may count from the end
+    count = 0
+    for index in indices:
+        for reader in index.users:
+            given = arguments_with_defaults(reader)
+            is_select = "end" not in given
+            start = given.get("start") or given.get("index", is_select)
+            if given.get("dim") not in same_dim or start:
+                return None
+            read = range(sizes[dim])[: given.get("end", 1)]
+            count = max(count, len(read))
+    return count if 0 < count < sizes[dim] else None

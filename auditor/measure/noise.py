@@ -132,11 +132,16 @@ def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise)
     Each run contains the whole noise, so a sum over operations would count the noise once per operation.
     """
 
-    def quiet(one: Contribution) -> Contribution:
-        ran = one.decided_by in ("re-run", "group")
-        return replace(one, isolated=0.0, own=0.0, cast=0.0) if ran and one.isolated <= noise.floor else one
+    def quiet(effect: Contribution) -> Contribution:
+        is_measured = effect.decided_by in ("re-run", "group")
+        if is_measured and effect.isolated <= noise.floor:
+            return replace(effect, isolated=0.0, own=0.0, cast=0.0)
+        return effect
 
-    return {name: {fmt: quiet(one) for fmt, one in formats.items()} for name, formats in found.items()}
+    result = dict[str, dict[str, Contribution]]()
+    for name, formats in found.items():
+        result[name] = {fmt: quiet(effect) for fmt, effect in formats.items()}
+    return result
 
 
 def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, float], tuple[str, ...]]:

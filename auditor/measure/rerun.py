@@ -150,11 +150,17 @@ class Reruns:
 
 def chooses_otherwise(n: fx.Node, result: Any, values: Mapping[str, Any]) -> bool:
     """Whether a discontinuous result (index, mask, rounding to integers) differs from the node's in `values`."""
-    row, ours = row_of(n), tensors_in(result)
-    if row.asks_shape or row.asks_finite or not (row.steps or not all(map(is_number, ours))):
+    row = row_of(n)
+    tensors = tensors_in(result)
+    if row.asks_shape or row.asks_finite:
         return False
-    pairs = zip(ours, tensors_in(values[n.name]), strict=False)
-    return any(extent(x) != extent(y) or bool((x != y).any()) for x, y in pairs if row.steps or not is_number(y))
+    if not row.steps and all(map(is_number, tensors)):
+        return False
+    for x, y in zip(tensors, tensors_in(values[n.name]), strict=False):
+        is_discontinuous = row.steps or not is_number(y)
+        if is_discontinuous and (extent(x) != extent(y) or bool((x != y).any())):
+            return True
+    return False
 
 
 def regions_of(

@@ -88,7 +88,10 @@ def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def folder() -> str:
     """The folder for the files: TMPDIR; if unset, a folder for large temporary files (`/tmp` may be in memory)."""
-    return os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir())
+    chosen = os.environ.get("TMPDIR")
+    if chosen:
+        return chosen
+    return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
 
 
 def release(*, others: bool) -> None:

@@ -266,8 +266,10 @@ def plan_of_fp32(subject: Subject) -> dict[str, Plan]:
 def in_unit(found: Calibration, unit: float) -> Calibration:
     """A copy of `found` whose contributions are multiplied by `unit`; errors do not change."""
 
-    def scale(one: Contribution) -> Contribution:
-        return replace(one, isolated=one.isolated * unit, own=one.own * unit, cast=one.cast * unit)
+    def scale(effect: Contribution) -> Contribution:
+        return replace(effect, isolated=effect.isolated * unit, own=effect.own * unit, cast=effect.cast * unit)
 
-    known = found.contributions.items()
-    return replace(found, contributions={name: {fmt: scale(one) for fmt, one in each.items()} for name, each in known})
+    contributions = dict[str, dict[str, Contribution]]()
+    for name, formats in found.contributions.items():
+        contributions[name] = {fmt: scale(effect) for fmt, effect in formats.items()}
+    return replace(found, contributions=contributions)

@@ -168,16 +168,23 @@ def _blocking_limits(plans: Mapping[str, Plan], baselines: Mapping[str, Verifica
 
     The result is "" if no run with criteria violates a limit.
     """
-    nearest, failed, title = math.inf, list[CriterionValue](), ""
+    nearest = math.inf
+    violated = list[CriterionValue]()
+    title = ""
     for name, plan in plans.items():
         run = plan.verification if plan.has_low else baselines.get(name)
-        criteria = run.criteria if run is not None else ()
-        blocking = [one for one in criteria if not one.holds]
-        share = max((math.inf if one.share is None else one.share for one in blocking), default=math.inf)
-        if share < nearest:
-            nearest, failed, title = share, blocking, plan_title(plan)
-            title += ", with nothing kept in FP32" * (not plan.has_low)
-    return f". In {title}: {'; '.join(map(_blocking_limit, failed))}" if failed else ""
+        if run is None:
+            continue
+        blocking = [criterion for criterion in run.criteria if not criterion.holds]
+        shares = [math.inf if criterion.share is None else criterion.share for criterion in blocking]
+        largest = max(shares, default=math.inf)
+        if largest < nearest:
+            nearest = largest
+            violated = blocking
+            title = plan_title(plan) if plan.has_low else f"{plan_title(plan)}, with nothing kept in FP32"
+    if not violated:
+        return ""
+    return f". In {title}: {'; '.join(map(_blocking_limit, violated))}"
 
 
 def _blocking_limit(one: CriterionValue) -> str:

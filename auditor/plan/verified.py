@@ -220,12 +220,15 @@ def note_gpu_only(model: MeasuredModel, plans: Mapping[str, Plan]) -> dict[str, 
     """Note plans that run only on a GPU, with the exception that they raise on this CPU without emulation, for example
     since it lacks a low-precision kernel. Only plans that hold are tried, and only small models: native FP16 is slow on
     many CPUs."""
+    result = {**plans}
     flops = sum(cost.flops for cost in model.costs.values())
     if model.options.native or flops > MOST_FLOPS:
-        return {**plans}
+        return result
     tried = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.has_low and plan.holds}
-    said: dict[str, str] = model.ask(tried, ModelRuns.natively) if tried else {}
-    return {
-        name: replace(plan, gpu_only=why) if (why := said.get(name)) and not says_nothing(why) else plan
-        for name, plan in plans.items()
-    }
+    if not tried:
+        return result
+    failures: dict[str, str] = model.ask(tried, ModelRuns.natively)
+    for name, failure in failures.items():
+        if failure and not says_nothing(failure):
+            result[name] = replace(plans[name], gpu_only=failure)
+    return result

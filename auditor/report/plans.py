@@ -281,24 +281,33 @@ def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]
     """A line for each criterion of a plan: exceeded limits first, then by the used share of the limit."""
     ran = plan.verification
     values = ran.criteria if ran is not None and not ran.failure else ()
-    most = max(values, key=lambda one: one.share or 0.0) if len(values) > 1 else None
-    before = {(one.output, one.kind): one for one in baseline.criteria} if baseline and not baseline.failure else {}
+    nearest = max(values, key=lambda one: one.share or 0.0) if len(values) > 1 else None
+    without_plan = dict[tuple[str, str], CriterionValue]()
+    if baseline and not baseline.failure:
+        without_plan = {(one.output, one.kind): one for one in baseline.criteria}
     lines = []
     for one in sorted(values, key=lambda one: (one.holds, -(one.share or 0.0))):
-        nearest = "Nearest to its limit: " if one is most and one.share and one.holds else ""
-        was = before.get((one.output, one.kind), one)
-        without = f"; without the plan it is {shown_value(was)}" if was.value != one.value else ""
-        lines.append(f"{nearest}{limit_line(one)}{without}")
+        line = limit_line(one)
+        if one is nearest and one.share and one.holds:
+            line = f"Nearest to its limit: {line}"
+        was = without_plan.get((one.output, one.kind), one)
+        if was.value != one.value:
+            line += f"; without the plan it is {shown_value(was)}"
+        lines.append(line)
     return tuple(lines)
 
 
 def limit_line(one: CriterionValue) -> str:
     """A criterion's value and limit: `top1 of logits is 1, at least 0.99 is required`."""
-    allowed = f"at most {one.limit:.12g} is allowed" if one.sign == "<=" else f"at least {one.limit:.12g} is required"
-    broken = "" if one.holds else ": limit exceeded"
-    told = "" if one.predicted is None else f" ({one.predicted:.3g} predicted)"
-    changed = f" ({words})" if (words := flipped_words(one)) else ""
-    return f"{one.kind} of {one.output} is {shown_value(one)}{changed}{told}, {allowed}{broken}"
+    needs = f"at most {one.limit:.12g} is allowed" if one.sign == "<=" else f"at least {one.limit:.12g} is required"
+    value = shown_value(one)
+    flipped = flipped_words(one)
+    if flipped:
+        value += f" ({flipped})"
+    if one.predicted is not None:
+        value += f" ({one.predicted:.3g} predicted)"
+    line = f"{one.kind} of {one.output} is {value}, {needs}"
+    return line if one.holds else f"{line}: limit exceeded"
 
 
 def shown_value(one: CriterionValue) -> str:
@@ -350,16 +359,26 @@ def score_headline(audit: Audit) -> str:
     base = audit.evaluation
     if base is None:
         return ""
-    mean = f"the mean of {count(base.samples, 'number')}" if base.samples and base.samples > 1 else ""
-    of = f"{base.of_mean} of {mean or 'the number'}, " if base.of_mean else f"{mean}, " if mean else ""
-    worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
-    allowed = "any score is allowed" if base.max_drop is None else f"a plan's score may be {worse} than FP32's"
+    of_what = list[str]()
+    mean = ""
+    if base.samples and base.samples > 1:
+        mean = f"the mean of {count(base.samples, 'number')}"
+    if base.of_mean:
+        of_what.append(f"{base.of_mean} of {mean or 'the number'}")
+    elif mean:
+        of_what.append(mean)
+    of_what.append(f"{count(base.calls, 'call')} of the model")
+
+    allowed = "any score is allowed"
+    if base.max_drop is not None:
+        worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
+        allowed = f"a plan's score may be {worse} than FP32's"
+    sentences = [f"{base.function} gives {base.score:.5g} for the FP32 model ({', '.join(of_what)})."]
     runs = sum(plan.score is not None for plan in audit.plans.values())
-    again = f" The function was also called under {count(runs, 'plan')}." if runs else ""
-    return (
-        f"{base.function} gives {base.score:.5g} for the FP32 model ({of}{count(base.calls, 'call')} of "
-        f"the model).{again} {base.better.capitalize()} is better; {allowed}."
-    )
+    if runs:
+        sentences.append(f"The function was also called under {count(runs, 'plan')}.")
+    sentences.append(f"{base.better.capitalize()} is better; {allowed}.")
+    return " ".join(sentences)
 
 
 def score_words(base: Evaluation | None, score: Score | None) -> str:

@@ -190,7 +190,10 @@ def scope(path: str) -> str:
 def sentence(text: str) -> str:
     """A message on one line, with a capital and a full stop."""
     line = " ".join(text.split())
-    return f"{line[:1].upper()}{line[1:]}{'' if line.endswith(('.', '!', '?')) else '.'}" if line else ""
+    if not line:
+        return ""
+    stop = "" if line.endswith((".", "!", "?")) else "."
+    return f"{line[0].upper()}{line[1:]}{stop}"
 
 
 def parts(text: str) -> list[tuple[str, bool]]:

@@ -35,19 +35,24 @@ def classify(
     formats: the audited formats and schemes, by default all; rules about others, such as TF32, always apply. trains:
     whether training is audited. A finding is dropped if another finding on the same operation supersedes it.
     """
-    matcher, known = Matcher(capture, facts), (*auditable(), *SCHEMES)
+    known = (*auditable(), *SCHEMES)
     formats = known if formats is None else formats
+    others = set(known).difference(formats)  # not audited: texts leave them out
+    matcher = Matcher(capture, facts)
+    findings = list[Finding]()
+    for rule in rules:
+        if rule.family == TRAINING and not trains:
+            continue
+        named = tuple(fmt for fmt in rule.formats if fmt in formats or fmt not in known)
+        if not named:
+            continue
+        why = without(others, rule.why)
+        for name in matcher.find(rule.match):
+            if evaluate(rule.when, facts[name]) is True:
+                findings.append(_make_finding(rule, capture, facts[name], name, named, why))
     order = {name: index for index, name in enumerate(capture.nodes)}
-    findings = [
-        _make_finding(rule, capture, facts[name], name, spoken, without(set(known).difference(formats), rule.why))
-        for rule in rules
-        if trains or rule.family != TRAINING
-        if (spoken := tuple(fmt for fmt in rule.formats if fmt in formats or fmt not in known))
-        for name in matcher.find(rule.match)
-        if evaluate(rule.when, facts[name]) is True
-    ]
-    kept = _most_specific(findings, {rule.code: rule for rule in rules})
-    return tuple(sorted(kept, key=lambda finding: (order[finding.node], finding.rule)))
+    most_specific = _most_specific(findings, {rule.code: rule for rule in rules})
+    return tuple(sorted(most_specific, key=lambda finding: (order[finding.node], finding.rule)))
 
 
 def _most_specific(findings: Sequence[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
@@ -210,11 +215,14 @@ def _said(cast: SilentCast) -> str:
 
 
 def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
+    """The finding with `agrees`, by the verdicts on its operation in the finding's formats."""
     measured = {verdicts[name].verdict for name in finding.formats if name in verdicts} - {"untested"}
     if not measured or not finding.measurable:
         return finding
-    agrees, confidence = not measured.isdisjoint(FLAGGED), "high" if "unsafe" in measured else finding.confidence
-    return replace(finding, agrees=agrees, confidence=confidence, severity=finding.severity if agrees else "info")
+    confidence = "high" if "unsafe" in measured else finding.confidence
+    if measured.isdisjoint(FLAGGED):
+        return replace(finding, agrees=False, confidence=confidence, severity="info")
+    return replace(finding, agrees=True, confidence=confidence)
 
 
 def _confirmed_formats(finding: Finding, verdicts: Mapping[str, Verdict]) -> list[str]:

@@ -132,7 +132,10 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
 
 def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "rule-bad-value") -> NoReturn:
     """Raise AuditorError with the problem, and the file, line and key where it is."""
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    key = ""
+    for part in place:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+    key = key.removeprefix(".")
     shown = key if key.isprintable() else ascii(key)
     line = _line(path.read_text(encoding="utf-8"), place)
     raise AuditorError(f"{path}:{line}: {shown or 'file'}: {problem}", slug)

@@ -265,11 +265,13 @@ class Forward:
 
     def measure_memory(self) -> int:
         """Bytes of the model and its inputs, plus the allocator's peak during a forward."""
-        most = int(self.run(self.model, peak))
-        held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
-        held += tensors_in(copy_batch(self.batch))
-        storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
-        return most + sum(storages.values())
+        peak_of_run = int(self.run(self.model, peak))
+        tensors = tensors_in(copy_batch(self.batch))
+        for module in modules_of(self.model):
+            stored = (*module._parameters.values(), *module._buffers.values())
+            tensors += [x for x in stored if x is not None]
+        storages = {storage._cdata: storage.nbytes() for x in tensors for storage in memory(x)}
+        return peak_of_run + sum(storages.values())
 
 
 def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> TimeAndMemory:

@@ -83,12 +83,15 @@ class GenerationReference:
 
     def under(self, plans: Mapping[str, Plan], planning: PlanningContext) -> dict[str, Plan]:
         """The plans, with decoding results for patched models that meet the error budget."""
-        wanted = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
-        question = partial(ModelRuns.generate, compare=partial(self.decoding.compare, batches=self.checks))
-        given = planning.ask(wanted, question) if wanted else {}
-        return {
-            name: self._with(planning, plan, given[name]) if name in given else plan for name, plan in plans.items()
-        }
+        patched = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
+        if not patched:
+            return {**plans}
+        compare = partial(self.decoding.compare, batches=self.checks)
+        answers = planning.ask(patched, partial(ModelRuns.generate, compare=compare))
+        result = {**plans}
+        for name, answer in answers.items():
+            result[name] = self._with(planning, plans[name], answer)
+        return result
 
     def under_scheme(self, plan: QuantizedPlan, model: QuantizedModel) -> QuantizedPlan:
         """A plan of quantization schemes, with its decoding results."""

@@ -215,16 +215,26 @@ def _onnx_record(
             f"onnxruntime's CPU provider has no {label(plan.format)} kernel for "
             f"{lacking or 'an operation'}; only the model's types were checked"
         )
+    file = ""
+    nodes, fp32_nodes, casts = 0, 0, 0
+    if content:
+        file = f"{plan.name}{ONNX}"
+        nodes, fp32_nodes, casts = count_operations(read(content))
+    program_error = None
     checked = plan.verification
+    if checked is not None:
+        program_error = checked.measured_error if checked.joint is None else checked.joint
     return Onnx(
-        f"{plan.name}{ONNX}" if content else "",
-        ends,
-        *(count_operations(read(content)) if content else (0, 0, 0)),
-        f"onnxruntime {onnxruntime.__version__}, {PROVIDER}",
-        ran if isinstance(ran, float) else None,
-        None if checked is None else checked.measured_error if checked.joint is None else checked.joint,
-        failure,
-        as_rounded if isinstance(as_rounded, float) else None,
+        file=file,
+        ends=ends,
+        nodes=nodes,
+        high=fp32_nodes,
+        casts=casts,
+        runtime=f"onnxruntime {onnxruntime.__version__}, {PROVIDER}",
+        error=ran if isinstance(ran, float) else None,
+        program_error=program_error,
+        failure=failure,
+        rounded_error=as_rounded if isinstance(as_rounded, float) else None,
     )
 
 
@@ -248,10 +258,18 @@ def count_operations(model: Any) -> tuple[int, int, int]:
     """
     types = onnx_ir.DataType
     floating = {types.FLOAT, types.DOUBLE, types.FLOAT16, types.BFLOAT16}
-    computing = [node for node in model.graph if node.op_type not in _NO_ARITHMETIC]
-    result = [{value.dtype for value in (*node.inputs[:1], node.outputs[0]) if value} for node in computing]
-    operations, high = sum(bool(each & floating) for each in result), sum(types.FLOAT in each for each in result)
-    return operations, high, sum(node.op_type == "Cast" for node in model.graph)
+    operations = 0
+    fp32_operations = 0
+    casts = 0
+    for node in model.graph:
+        casts += node.op_type == "Cast"
+        if node.op_type in _NO_ARITHMETIC:
+            continue
+        values = (*node.inputs[:1], node.outputs[0])
+        dtypes = {value.dtype for value in values if value}
+        operations += not dtypes.isdisjoint(floating)
+        fp32_operations += types.FLOAT in dtypes
+    return operations, fp32_operations, casts
 
 
 def lower_ends(model: Any, format: str) -> None:

@@ -217,9 +217,15 @@ def recorded(models: Mapping[str, nn.Module]) -> Iterator[dict[str, dict[str, li
 
 def own_methods(model: nn.Module) -> list[str]:
     """Public methods that the model's classes define, without those of nn.Module."""
-    kinds = (kind for kind in type(model).__mro__ if not issubclass(nn.Module, kind))
-    names = {name for kind in kinds for name, value in vars(kind).items() if isinstance(value, types.FunctionType)}
-    return sorted(name for name in names if not name.startswith("_") and not hasattr(nn.Module, name))
+    names = set[str]()
+    for kind in type(model).__mro__:
+        if issubclass(nn.Module, kind):
+            continue
+        for name, value in vars(kind).items():
+            is_public = not name.startswith("_") and not hasattr(nn.Module, name)
+            if is_public and isinstance(value, types.FunctionType):
+                names.add(name)
+    return sorted(names)
 
 
 class Recorder:
