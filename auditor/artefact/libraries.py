@@ -96,9 +96,9 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
         notes.append("activation_value_lb bounds the scales of inputs, since torchao turns a row of zeros into NaN.")
     if library.title == "torchao" and exceeds_in_bf16(audit, plan):
         text = text.replace("dtype=torch.bfloat16", "dtype=None")
-    said = _errors_of(audit, library, plan, layers)
+    errors = _errors_of(audit, library, plan, layers)
     exceeds = _exceeds(audit, library, plan) or exceeds_in_bf16(audit, plan)
-    first = f"{said} {head}" if exceeds else f"{head} {said}"
+    first = f"{errors} {head}" if exceeds else f"{head} {errors}"
     return comment(first, _left_out(library, left), *dict.fromkeys(notes)) + text
 
 
@@ -434,7 +434,8 @@ LIBRARIES = {
         _MODELOPT_NOTES,
         needs_gpu=_modelopt_needs_gpu,
         rounding=_modelopt_rounding,
-        stored=lambda by, other: (other, 32),  # it keeps the largest magnitudes in FP32
+        # Elements stay in the model's dtype; a block has its largest magnitude in FP32.
+        stored=lambda by, other: (other, 32),
         where="in memory, since ModelOpt simulates the scheme until it exports the model",
     ),
 }

@@ -36,8 +36,8 @@ def made_of(x: torch.Tensor, outermost: CodeType) -> Made | None:
             frames.append(frame)
     for find in (_attribute, _local, _global):
         for frame in frames:
-            if (found := find(frame, x)) is not None:
-                return found
+            if (place := find(frame, x)) is not None:
+                return place
     return Made("", line_of(Place(frames[0].f_code.co_filename, frames[0].f_lineno))) if frames else None
 
 

@@ -144,7 +144,7 @@ def exit_code_of(command: Callable[[], int | None], debug: bool) -> int:
 
 def _explain(error: Exception) -> tuple[str, str]:
     """The message of an error, with a hint on what to do next."""
-    said = describe(error, None)
+    explanation = describe(error, None)
     if out_of_memory(error):
         message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
         error = AuditorError(message, slug="out-of-memory")
@@ -153,9 +153,9 @@ def _explain(error: Exception) -> tuple[str, str]:
             return str(error), f"`{PROGRAM} --help` lists the options"
         return str(error), f"`{PROGRAM} explain {error.slug}` explains this error"
     if caused_by(error, TimeoutError):
-        return f"stopped by a time limit, {said}", "raise the limit, or give smaller inputs"
+        return f"stopped by a time limit, {explanation}", "raise the limit, or give smaller inputs"
     where = "".join(f" {note}" for note in getattr(error, "__notes__", ())[:1])
-    return f"internal error{where}, {said}", "please report this error with the output of --debug"
+    return f"internal error{where}, {explanation}", "please report this error with the output of --debug"
 
 
 class Parser(argparse.ArgumentParser):
@@ -184,10 +184,10 @@ def parser() -> Parser:
     below = whole.add_subparsers(title="target or verb", metavar="TARGET | VERB", required=True, parser_class=Parser)
     _add_options(whole, Audit, Audit.takes[1:])
     for name, verb in VERBS.items():
-        said = " ".join(str(verb.__doc__).split())
-        text = textwrap.fill(said, WIDTH)
+        description_text = " ".join(str(verb.__doc__).split())
+        text = textwrap.fill(description_text, WIDTH)
         part = below.add_parser(
-            name, help=said, usage=_usage(name, verb), description=text, epilog=_epilog(verb), **how
+            name, help=description_text, usage=_usage(name, verb), description=text, epilog=_epilog(verb), **how
         )
         _add_options(part, verb, verb.takes)
     whole.parts = below.choices

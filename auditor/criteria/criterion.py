@@ -293,7 +293,7 @@ def _parse_criterion(output: str, text: str) -> Criterion:
         target, advice = parse(kind), "a criterion names a function as f.py:name, called as name(reference, candidate)"
         if not callable(function := named_in(target, advice, SLUG)):
             raise LoadError(f"{target.label} has no function {target.symbol!r}: {advice}", slug=SLUG)
-    return make_criterion(output, kind, match["limit"], sign=match["sign"], said=match["said"], function=function)
+    return make_criterion(output, kind, match["limit"], sign=match["sign"], arguments=match["said"], function=function)
 
 
 def make_criterion(
@@ -302,7 +302,7 @@ def make_criterion(
     limit: Any,
     *,
     sign: str | None = None,
-    said: str | None = None,
+    arguments: str | None = None,
     function: Function | None = None,
 ) -> Criterion:
     """Build a criterion. Raises: AuditorError(slug="bad-criterion") for a bad measure, direction, limit or argument.
@@ -317,7 +317,7 @@ def make_criterion(
         prefers_higher = sign is None and getattr(function, "higher_is_better", None) is True
         if sign == AT_LEAST or prefers_higher:
             best = math.inf  # until its value for equal outputs is known
-    options = () if function else _options(KINDS[kind], said)
+    options = () if function else _options(KINDS[kind], arguments)
     criterion = Criterion(output, kind, math.nan, options, function, best)
     limit = _number(limit, f"the limit of '{output}: {criterion.measure_text}'")
     criterion = replace(criterion, limit=limit)
@@ -343,10 +343,10 @@ def _number(value: Any, what: str) -> float:
     return result
 
 
-def _options(kind: Kind, said: str | None) -> Options:
+def _options(kind: Kind, in_brackets: str | None) -> Options:
     """Parse arguments in brackets: `name=value`, a number by position, or a word that only one argument allows."""
     result: dict[str, int | float | str] = {}
-    for part in filter(None, (part.strip() for part in (said or "").split(","))):
+    for part in filter(None, (part.strip() for part in (in_brackets or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))
         if not equals:
             left = [(one, takes) for one, takes in kind.takes.items() if one not in result]

@@ -98,8 +98,8 @@ def propose(
     inputs = _input_shapes(capture)
     if len(nodes) == len(names):
         for name, node in zip(names, nodes, strict=True):
-            if not _spoken_of(criteria, name) and (found := _suggestion(node, inputs)):
-                yield Proposal(name, f"{name}: {found[0]}", found[1])
+            if not _spoken_of(criteria, name) and (suggestion := _suggestion(node, inputs)):
+                yield Proposal(name, f"{name}: {suggestion[0]}", suggestion[1])
 
 
 def _suggestion(node: fx.Node, inputs: Collection[tuple[int, ...]]) -> tuple[str, str] | None:

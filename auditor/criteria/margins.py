@@ -269,7 +269,7 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
     result = torch.zeros_like(inside[:, 0])
     if not change > 0:
         return result
-    change = min(change, 1e100)  # inf has no differences
+    change = min(change, 1e100)  # with inf, differences of positions would be NaN
     is_near = inside[:, -1] - outside[:, 0] < FAR * change
     parts = [result[:0]]
     for chosen, others in zip(

@@ -66,7 +66,7 @@ class Criteria:
 
     def __call__(self, reference: Tensors, candidate: Tensors) -> float:
         """The largest share that any criterion uses of its limit; above 1, a limit is exceeded."""
-        return max((held.share for held in self.evaluate(reference, candidate)), default=0.0)
+        return max((result.share for result in self.evaluate(reference, candidate)), default=0.0)
 
     def evaluate(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
         """The value of every criterion, and of the error budget if some outputs have no criterion.

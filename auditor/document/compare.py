@@ -148,10 +148,10 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
         left[_identity(old)].append(old)
     new = set()
     for place, finding in sorted(enumerate(audit.findings), key=lambda pair: -_level(pair[1])):
-        held = left[_identity(finding)]
-        known = max((old for old in held if _covers(old, finding, steady)), key=_level, default=None)
+        candidates = left[_identity(finding)]
+        known = max((old for old in candidates if _covers(old, finding, steady)), key=_level, default=None)
         if known is not None:
-            held.remove(known)
+            candidates.remove(known)
         elif finding.rule not in MEASURED or not steady(finding):
             new.add(place)
     return tuple(audit.findings[place] for place in sorted(new))

@@ -42,6 +42,6 @@ def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], objec
             then()
         result: nn.Module = names["quantize"](model)
     except Exception as error:
-        said = f"torchao cannot apply the plan {name!r} to this model: {first_line(error)}"
-        raise PlanError(said, slug="no-arithmetic") from error
+        message = f"torchao cannot apply the plan {name!r} to this model: {first_line(error)}"
+        raise PlanError(message, slug="no-arithmetic") from error
     return result

@@ -116,9 +116,9 @@ class Layout:
     @cached_property
     def deciding_owners(self) -> Mapping[str, tuple[str, ...]]:
         """{placeholder: modules whose precision decides its storage}: the modules that read or share it."""
-        held = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
+        holders = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
         readers = readers_of(self.capture).items()
-        return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers}
+        return {name: tuple(dict.fromkeys((*owners, *holders.get(name, ())))) for name, owners in readers}
 
     @cached_property
     def stored_placeholders(self) -> tuple[tuple[Placeholder, tuple[str, ...]], ...]:
@@ -137,7 +137,9 @@ class Layout:
         """Parameters and buffers that the user's model stores in low precision; no plan converts them."""
         state = {place.name for place in self.capture.placeholders if place.kind in ("parameter", "buffer")}
         nodes = (node for node in self.capture.graph_module.graph.nodes if node.name in state)
-        return frozenset(node.name for node in nodes if (held := dtype(node)) is not None and is_low(held))
+        return frozenset(
+            node.name for node in nodes if (stored_dtype := dtype(node)) is not None and is_low(stored_dtype)
+        )
 
     @cached_property
     def inputs(self) -> frozenset[str]:

@@ -230,10 +230,10 @@ def reject_non_finite(model: nn.Module) -> None:
             continue
         if (limit := offload.now()) is not None:
             limit.ease()  # this pass reads faster than the watching thread frees
-        held = entries(tensor.detach())
-        if held.float().sum().isfinite():
+        stored = entries(tensor.detach())
+        if stored.float().sum().isfinite():
             continue  # one pass; finding the entries takes ten times as long
-        bad = ~held.isfinite() if isinstance(tensor, nn.Parameter) else held.isnan()
+        bad = ~stored.isfinite() if isinstance(tensor, nn.Parameter) else stored.isnan()
         if count := int(bad.sum()):
             hint = "give a checkpoint from before training diverged"
             raise LoadError(

@@ -37,10 +37,10 @@ def read_texts(path: Path) -> list[Any]:
         try:
             result.append(json.loads(line))
         except ValueError as error:
-            said = (
+            message = (
                 f"line {number} of {path.name} is no JSON ({error}): write a JSON string, or an object with `messages`"
             )
-            raise LoadError(said, slug="bad-inputs") from error
+            raise LoadError(message, slug="bad-inputs") from error
     return result
 
 
@@ -62,14 +62,16 @@ def tokenize(model: Any, value: Any) -> Any:
         transformers: Any = importlib.import_module("transformers")
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side="left", local_files_only=True)
     except Exception as error:
-        said = f"text inputs need a tokenizer in the folder of the model's weights ({describe(error)}): give token ids"
-        raise LoadError(said, "bad-inputs") from error
+        problem = (
+            f"text inputs need a tokenizer in the folder of the model's weights ({describe(error)}): give token ids"
+        )
+        raise LoadError(problem, "bad-inputs") from error
     chats = [row for row in rows if not isinstance(row, str)]
     if chats and len(chats) < len(rows):
         raise LoadError("the inputs mix texts and chats: give one of both", slug="bad-inputs")
     if chats and not getattr(tokenizer, "chat_template", None):
-        said = f"the inputs are chat messages, and the tokenizer in {where} has no chat template: give texts"
-        raise LoadError(said, slug="bad-inputs")
+        problem = f"the inputs are chat messages, and the tokenizer in {where} has no chat template: give texts"
+        raise LoadError(problem, slug="bad-inputs")
     try:
         texts = [_format(tokenizer, chat) for chat in chats] or rows
         if len(texts) > 1:

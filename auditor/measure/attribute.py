@@ -433,9 +433,9 @@ def forms_of(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.T
     return None if form is None else (form,)
 
 
-def _most(found: Mapping[str, Contribution]) -> Contribution:
+def _most(by_criterion: Mapping[str, Contribution]) -> Contribution:
     """The contribution with the largest isolated effect, and its criterion. `own` and `cast`: maxima over criteria."""
-    criterion, largest = max(found.items(), key=lambda pair: pair[1].isolated)
-    own = max(effect.own for effect in found.values())
-    cast = max(effect.cast for effect in found.values())
+    criterion, largest = max(by_criterion.items(), key=lambda pair: pair[1].isolated)
+    own = max(effect.own for effect in by_criterion.values())
+    cast = max(effect.cast for effect in by_criterion.values())
     return replace(largest, own=own, cast=cast, criterion=criterion)

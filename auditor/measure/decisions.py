@@ -132,16 +132,16 @@ class _LowRuns:
         self._low = {name for name, errors in measurement.errors.items() if errors[format].unsupported is None}
 
     def run(
-        self, held: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
+        self, fixed: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
     ) -> tuple[float, dict[str, Decision], set[str]]:
         """Return the outputs' error, a Decision per operation in `counted`, and names of operations with changed
         results.
 
-        held: operations that take FP32's decisions. wide: operations that run in FP32. A failed run has the error inf.
+        fixed: operations that take FP32's decisions. wide: operations that run in FP32. A failed run has the error inf.
         """
         beat()
         capture, values = self.measurement.capture, self.measurement.values
-        kept = {name: values[name] for name in held}
+        kept = {name: values[name] for name in fixed}
         low = SubsetLowPrecision(capture, self._low - set(wide), self.format, self._round, kept)
         executor = Executor(capture.graph_module, low, before=Replay(values))
         seen, changed, result = dict[str, Decision](), set[str](), None

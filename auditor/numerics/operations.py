@@ -195,8 +195,8 @@ def packets() -> tuple[str, ...]:
 
 @cache
 def _rows() -> dict[str, Operation]:
-    held = table("numerics/operations")
-    rows = {**{name: {} for name in held["plain"]}, **held["operations"]}
+    rows_of_file = table("numerics/operations")
+    rows = {**{name: {} for name in rows_of_file["plain"]}, **rows_of_file["operations"]}
     return {name: Operation(packet=name, **row) for name, row in rows.items()}
 
 

@@ -58,7 +58,8 @@ class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = run(*args, **given[1])
         except RuntimeError as error:
             if "resize storage that is not resizable" not in str(error):
-                raise  # otherwise the operation enlarges a tensor beyond its file
+                raise
+            # The operation enlarges a tensor beyond its file: repeat it on tensors in memory.
             for x in filter(is_offloaded, tensors_in(given)):
                 x.data = laid_as(x, x.untyped_storage().clone())  # type: ignore[no-untyped-call]
             result = run(*args, **given[1])

@@ -79,7 +79,7 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
     if answer.ungraded is not None and plan.program is None:
         return _record_run(model, plan, failure=f"with gradients enabled, {answer.ungraded}")
     distance = model.output_metric.distance
-    noise = model.noise.found
+    noise = model.noise.measured
     pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
     graded = list[Pair]()
     if expected.graded is not None and answer.graded is not None:
@@ -211,7 +211,7 @@ def today_of(model: MeasuredModel) -> Today | None:
     except Exception as error:
         let_through(error)
         return Today(allowed, None, failure_of(error))
-    if worst <= FLOOR * model.noise.found.error:
+    if worst <= FLOOR * model.noise.measured.error:
         return None
     return Today(allowed, worst if math.isfinite(worst) else None)
 

@@ -204,12 +204,12 @@ def nonfinite_runs(audit: Audit, fmt: str) -> dict[str, NonFinite | None]:
     result = {}
     for (whose, first), titles in sorted(groups.items(), key=lambda group: group[0][0] != ""):
         title = whose or f"{label(fmt)} {' and '.join(titles)}, without a plan"
-        said = "the outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
+        words = "the outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
         if first is not None:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)
-            said = f"values turn {first.value} at {place}{batch}. {cause(audit, first, fmt)}"
-        result[f"{title}: {said}"] = first
+            words = f"values turn {first.value} at {place}{batch}. {cause(audit, first, fmt)}"
+        result[f"{title}: {words}"] = first
     return result
 
 
@@ -244,8 +244,8 @@ def _sentences(one: Decisions, audit: Audit) -> list[str]:
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
-        said = f"with the FP32 run's decisions for the shapes of {where(first)}{others}, the error is {ratio(one.frozen)}{times}"
-        return [f"{low}; {said}. {differ}"]
+        words = f"with the FP32 run's decisions for the shapes of {where(first)}{others}, the error is {ratio(one.frozen)}{times}"
+        return [f"{low}; {words}. {differ}"]
     if one.lifted is None:
         flips = any(each.error is not None for each in one.operations)
         return [

@@ -157,7 +157,7 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
         "A plan may keep modules, functions or outputs in FP32. "
         'The values for "no plan" are of the same format and strategy without these exceptions.'
     )
-    texts = (Prose("", (said,), "about") for said in (about, score_headline(audit)))
+    texts = (Prose("", (text,), "about") for text in (about, score_headline(audit)))
     shown: list[Block] = [*texts, *plan_table(audit, plans)]
     if (chart := plan_chart(audit)) is not None:
         shown = [Columns(tuple(shown), (chart,))]
@@ -183,9 +183,9 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     if (chosen := next((p for p in plans if p.recommended), None)) is not None:
         plan = chosen.plan
         made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
-        said = f"* recommended. FLOPs low: share of FLOPs in low precision. Speed-ups are {made}."
+        words = f"* recommended. FLOPs low: share of FLOPs in low precision. Speed-ups are {made}."
         memory = f" Predicted memory: {chosen.memory}." * bool(chosen.memory)
-        yield Prose("", (said + memory,), "muted")
+        yield Prose("", (words + memory,), "muted")
     yield Prose("Fails", failures(audit), listed=len(failures(audit)) > 1)
     yield Prose("Program", tuple(p.program for p in plans if p.program))
 
@@ -206,7 +206,9 @@ def failures(audit: Audit) -> tuple[str, ...]:
     for name, ran in audit.baselines.items():
         if ran.failure:
             alike.setdefault(re.sub(rf"\b({dtypes})\b", "", ran.failure), {})[name] = ran.failure
-    return tuple(f"{_runs_in_words(said)}, without a plan: {next(iter(said.values()))}" for said in alike.values())
+    return tuple(
+        f"{_runs_in_words(messages)}, without a plan: {next(iter(messages.values()))}" for messages in alike.values()
+    )
 
 
 def _runs_in_words(names: Iterable[str]) -> str:
@@ -261,20 +263,24 @@ def _onnx(plan: Plan, onnx: Onnx) -> str:
     """A plan's ONNX file and errors: predicted, of the program, and in onnxruntime with and without GPU rounding."""
     if not onnx.file:
         return f". {sentence(onnx.failure or '')}"
-    low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
+    low = label(plan.format)
+    ends = "FP32" if onnx.ends == "fp32" else low
+    words = f". {onnx.file} has {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32; its inputs and outputs are {ends}"
+    if onnx.error is None:
+        words += f". No error of the file itself was measured: {onnx.failure}"
+    if onnx.note:
+        words += f". {sentence(onnx.note)}"
+    has_joint_error = plan.verification is not None and plan.verification.joint is not None
     errors = {
-        "predicted": None if joint else plan.predicted_error,
+        "predicted": None if has_joint_error else plan.predicted_error,
         f"of {plan.program.file if plan.program else ''}": onnx.program_error,
         f"in {onnx.runtime}, which uses FP32 for operations without a {low} kernel": onnx.error,
         f"in onnxruntime with every {low} value rounded as on a GPU": onnx.rounded_error,
     }
-    told = [f"{ratio(error)} {where}" for where, error in errors.items() if error is not None]
-    ends = "FP32" if onnx.ends == "fp32" else low
-    said = f". {onnx.file} has {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32; its inputs and outputs are {ends}"
-    lacking = f". No error of the file itself was measured: {onnx.failure}" if onnx.error is None else ""
-    if onnx.note:
-        lacking += f". {sentence(onnx.note)}"
-    return said + lacking + (f". Relative L2 error: {'; '.join(told)}" if told else "")
+    measured = [f"{ratio(error)} {where}" for where, error in errors.items() if error is not None]
+    if measured:
+        words += f". Relative L2 error: {'; '.join(measured)}"
+    return words
 
 
 def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:
@@ -392,13 +398,13 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
     drop += 0.0  # no negative zero
     error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"
     change = f"{abs(drop):.3g} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
-    said = f"{score.value:.5g}, {change}"
+    value_in_words = f"{score.value:.5g}, {change}"
     if score.passed is None or base.max_drop is None:
-        return said
+        return value_in_words
     near = score.standard_error is not None and abs(drop - base.max_drop) < NEAR * score.standard_error
     doubt = "; so close to the limit that other samples may give another result" if near else ""
     verdict = "passes" if score.passed else f"fails, since at most {base.max_drop:g} is allowed"
-    return f"{said}; {verdict}{doubt}"
+    return f"{value_in_words}; {verdict}{doubt}"
 
 
 def advice(audit: Audit) -> str:
@@ -451,11 +457,11 @@ def _in_words(taken: Times) -> str:
     low, median, high = (
         f"{t / size:.3g}" if t / size < 999.5 else f"{t / size:.0f}" for t in (taken.low, taken.median, taken.high)
     )
-    said = f"{median} {unit} ({low} to {high})"
+    words = f"{median} {unit} ({low} to {high})"
     if taken.speedup is None or taken.speedup_low is None or taken.speedup_high is None:
-        return said
+        return words
     same = ", not measurably different from FP32" if taken.speedup_low <= 1 <= taken.speedup_high else ""
-    return f"{said}, {taken.speedup:.2f}x{same}"
+    return f"{words}, {taken.speedup:.2f}x{same}"
 
 
 def _time_words(timed: TimeAndMemory) -> str:

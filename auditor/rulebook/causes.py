@@ -116,17 +116,17 @@ def findings_of(
     apply_rules = partial(classify, rules=rules, formats={*formats, *schemes}, trains=trains)
 
     made = apply_rules(capture, gather(capture, measured.ranges, verdicts, by_node, gradients))
-    found = tuple(one for one in made if not one.measurable or _runs_low(one, judged))
+    result = tuple(one for one in made if not one.measurable or _runs_low(one, judged))
     first = set[tuple[str, str]]()  # (node, format) at which Inf or NaN begins
     for fmt in formats:
         for name, beginning in _beginnings(graph, fmt).items():
             if name == beginning and graph.has_broken_result(name, fmt):
                 first.add((name, fmt))
-    found = compare_with_verdicts(found, verdicts, first)
-    found = judge_failures(found, failed, capture, rules)
-    found += silent_findings(casts, capture, rules, formats)
-    found += tuple(input_findings(inputs, capture, rules, formats, judged.verdicts))
-    selected = apply_selection(found, select, ignores, rules)
+    result = compare_with_verdicts(result, verdicts, first)
+    result = judge_failures(result, failed, capture, rules)
+    result += silent_findings(casts, capture, rules, formats)
+    result += tuple(input_findings(inputs, capture, rules, formats, judged.verdicts))
+    selected = apply_selection(result, select, ignores, rules)
     caused = with_causes(selected, graph, rules)
 
     # A finding that the first batch's measurements do not give gets the number of its batch.
@@ -419,13 +419,13 @@ def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph:
 
 def _with_severity(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: FlowGraph) -> Finding:
     bearing = _relation(finding, plan, under, plainly, graph)
-    spoken = replace(finding, plan=plan.name, bearing=bearing)
+    rated = replace(finding, plan=plan.name, bearing=bearing)
     if finding.rule.startswith(FAILURES):
         most = "error" if plan.format in finding.met else "warning"
-        return replace(spoken, severity=min(finding.severity, most, key=SEVERITIES.index))
+        return replace(rated, severity=min(finding.severity, most, key=SEVERITIES.index))
     if bearing is None or (bearing == "low" and not finding.measurable):
-        return spoken
+        return rated
     unsafe = graph.is_judged(finding.node, finding.formats, ("unsafe",))
     if bearing == "kept" or (bearing == "elsewhere" and unsafe and graph.is_broken(finding.node, *finding.formats)):
-        return replace(spoken, severity=min(finding.severity, "warning", key=SEVERITIES.index))
-    return replace(spoken, severity=SEVERITIES[max(SEVERITIES.index(finding.severity) - 1, 0)])
+        return replace(rated, severity=min(finding.severity, "warning", key=SEVERITIES.index))
+    return replace(rated, severity=SEVERITIES[max(SEVERITIES.index(finding.severity) - 1, 0)])

@@ -66,9 +66,9 @@ def unrounded_gradients(
     step: the recorded training step. receiving: operations of the step whose results receive a gradient.
     """
     under = {name: resolve(Policy(step, name, plain(fmt), fmt)) for name in ("autocast", "cast")}
-    found = _described(step, under, lambda low: _differentiated(step, receiving, low, range_of))
+    of_step = _described(step, under, lambda low: _differentiated(step, receiving, low, range_of))
     same = same_operations(step, captured)
-    return {same[name]: makers for name, makers in found.items() if name in same}
+    return {same[name]: makers for name, makers in of_step.items() if name in same}
 
 
 def _described(
@@ -234,8 +234,8 @@ def _selects(node: fx.Node) -> bool:
 def _floating_inputs(node: fx.Node) -> list[fx.Node]:
     floating = []
     for source in node.all_input_nodes:
-        held = dtype(source)
-        if held is not None and held.is_floating_point:
+        dtype_of_source = dtype(source)
+        if dtype_of_source is not None and dtype_of_source.is_floating_point:
             floating.append(source)
     return floating
 

@@ -68,9 +68,9 @@ def _span(terms: fx.Node | float, ranges: Mapping[str, Magnitudes]) -> tuple[flo
     """The smallest non-zero and the largest magnitude of the terms; None if all are zero, or unknown."""
     if not isinstance(terms, fx.Node):
         return (abs(float(terms)), abs(float(terms))) if terms else None
-    found = nearest_range(terms, ranges)
-    if found is not None:
-        return (found.min_abs, found.max_abs) if found.max_abs else None
+    magnitudes = nearest_range(terms, ranges)
+    if magnitudes is not None:
+        return (magnitudes.min_abs, magnitudes.max_abs) if magnitudes.max_abs else None
     return (1.0, 1.0) if row_of(source(terms)).packet in _ONES else None
 
 
@@ -79,6 +79,6 @@ def _are_whole(terms: fx.Node | float) -> bool:
     if not isinstance(terms, fx.Node):
         return float(terms).is_integer()
     origin = source(terms)
-    held = dtype(origin)
-    whole = held is not None and not held.is_floating_point and not held.is_complex
+    dtype_of_origin = dtype(origin)
+    whole = dtype_of_origin is not None and not dtype_of_origin.is_floating_point and not dtype_of_origin.is_complex
     return whole or row_of(origin).packet in _ONES

@@ -81,9 +81,9 @@ def _make_finding(
 ) -> Finding:
     message = without(set(rule.formats).difference(formats), rule.message)
     evidence = {fact: value_at(facts, fact) for fact in (*facts_used(rule.when), *facts_shown(message, formats))}
-    said = fill_message(message, vars(facts), formats).removesuffix(".")
+    text = fill_message(message, vars(facts), formats).removesuffix(".")
     others = (other.advice for other in rule.other_advice if evaluate(other.when, facts) is True)
-    texts = {"message": said, "why": why, "advice": next(others, rule.advice)}
+    texts = {"message": text, "why": why, "advice": next(others, rule.advice)}
     return finding_of(rule, **described(capture.nodes[name]), formats=formats, evidence=evidence, **texts)
 
 
@@ -188,7 +188,7 @@ def silent_findings(
 ) -> tuple[Finding, ...]:
     """A finding for each cast that nobody asked for, with the bits that it loses."""
     known = {rule.code: rule for rule in rules}
-    found = []
+    findings = []
     for cast in casts:
         if (rule := known.get(SILENT[cast.kind])) is not None:
             owner = cast.names[0].rpartition(".")[0]
@@ -197,21 +197,28 @@ def silent_findings(
             lost = vars(cast.loss) if cast.loss else {}
             evidence = {"names": cast.names, "before": cast.before, "after": cast.after, **lost}
             message = f"{rule.message}: {_said(cast)}"
-            found.append(finding_of(rule, **place, formats=tuple(formats), message=message, evidence=evidence))
-    return tuple(found)
+            findings.append(finding_of(rule, **place, formats=tuple(formats), message=message, evidence=evidence))
+    return tuple(findings)
 
 
 def _said(cast: SilentCast) -> str:
     """A text: which tensors are cast, from which dtype to which, and how the cast changes the values."""
-    bits = [significant_bits(getattr(torch, name)) for name in (cast.before, cast.after)]
+    before = significant_bits(getattr(torch, cast.before))
+    after = significant_bits(getattr(torch, cast.after))
+    names = ", ".join(cast.names[:NAMED])
     left = len(cast.names) - NAMED
-    names = ", ".join(cast.names[:NAMED]) + (f" and {left} more" if left > 0 else "")
-    text = f"{names}, from {cast.before} to {cast.after}, {bits[0]} to {bits[1]} significant bits"
-    if (loss := cast.loss) is None:
+    if left > 0:
+        names += f" and {left} more"
+    text = f"{names}, from {cast.before} to {cast.after}, {before} to {after} significant bits"
+    loss = cast.loss
+    if loss is None:
         return text
     text += f"; {loss.changed:.0%} of the values change, by {loss.error:.2g} (relative L2)"
-    text += f", {loss.zeros:.2g} become zero" if loss.zeros else ""
-    return text + (f", {loss.infinite:,} become Inf or NaN" if loss.infinite else "")
+    if loss.zeros:
+        text += f", {loss.zeros:.2g} become zero"
+    if loss.infinite:
+        text += f", {loss.infinite:,} become Inf or NaN"
+    return text
 
 
 def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:

@@ -42,15 +42,15 @@ class InputMagnitudes:
 
 def input_magnitudes(capture: Capture, subject: Subject) -> tuple[InputMagnitudes, ...]:
     """The ranges of the floating-point inputs of the graph."""
-    found: dict[str, list[torch.Tensor]] = {}
+    by_input: dict[str, list[torch.Tensor]] = {}
     for path, batches in [(one.capture, one.batches) for one in capture.paths] or [(capture, subject.batches)]:
         names = {place.name: capture.twins.get(place.name, place.name) for place in path.placeholders}
         inputs = [place.kind == "input" for place in path.placeholders]
         for batch in batches:
             for place, is_input, value in zip(path.placeholders, inputs, path.bind(subject.model, batch), strict=True):
                 if is_input and isinstance(value, torch.Tensor) and _has_a_range(value):
-                    found.setdefault(names[place.name], []).append(value.detach())
-    return tuple(_range_of(name, values) for name, values in found.items())
+                    by_input.setdefault(names[place.name], []).append(value.detach())
+    return tuple(_range_of(name, values) for name, values in by_input.items())
 
 
 def _has_a_range(x: torch.Tensor) -> bool:

@@ -97,12 +97,12 @@ def _validate(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> A
         return form.validate_python(table)
     except ValidationError as error:
         worst = min(error.errors(), key=lambda one: one["type"] != "unexpected_keyword_argument")
-        place, kind, said = (*worst["loc"], *worst.get("ctx", {}).get("at", ())), worst["type"], worst["msg"]
+        place, kind, problem = (*worst["loc"], *worst.get("ctx", {}).get("at", ())), worst["type"], worst["msg"]
         if kind in _SAID:
             _refuse(path, place, *_SAID[kind])
         if kind.startswith("rule-"):
-            _refuse(path, place, said, kind)
-        wrong = f"{said.lower()}, not {worst['input']!r}"
+            _refuse(path, place, problem, kind)
+        wrong = f"{problem.lower()}, not {worst['input']!r}"
         _refuse(path, place, wrong, "rule-bad-type" if kind.endswith("_type") else "rule-bad-value")
 
 

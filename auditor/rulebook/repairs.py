@@ -74,7 +74,10 @@ def _arguments_of(node: ast.AST, function: str, conversion: Conversion) -> Mappi
         return dict(zip(conversion.order, (node.left, node.right), strict=False)) if function == "matmul" else {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
         return {}
-    if _last_name(node.func).rstrip("_") not in (function, function.removesuffix("r")):  # F.grid_sample, grid_sampler
+    if _last_name(node.func).rstrip("_") not in (
+        function,
+        function.removesuffix("r"),
+    ):  # F.grid_sample runs grid_sampler
         return {}
     is_method = isinstance(node.func, ast.Attribute) and not _is_library(node.func.value)
     given = [node.func.value, *node.args] if is_method and isinstance(node.func, ast.Attribute) else node.args

@@ -39,11 +39,11 @@ def constants(node: fx.Node, derived: frozenset[int | str]) -> tuple[float, ...]
     result = []
     for index, argument in enumerate(node.target._schema.arguments):
         key: int | str = index if index < len(node.args) else argument.name
-        held: Any = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        value: Any = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
         numeric = any(name in str(argument.type) for name in ("Tensor", "number", "Scalar", "float"))
-        literal = isinstance(held, (int, float)) and not isinstance(held, bool)
-        if numeric and literal and key not in derived and math.isfinite(held):
-            result.append(float(held))
+        literal = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if numeric and literal and key not in derived and math.isfinite(value):
+            result.append(float(value))
     return tuple(result)
 
 
@@ -199,14 +199,19 @@ def _is_whole(node: fx.Node) -> bool:
     origin = source(node)
     if row_of(origin).packet == "arange":
         return all(float(item).is_integer() for item in origin.args if isinstance(item, (int, float)))
-    held = dtype(origin)
-    return held is not None and not held.is_floating_point and not held.is_complex and held.itemsize > 1
+    dtype_of_origin = dtype(origin)
+    return (
+        dtype_of_origin is not None
+        and not dtype_of_origin.is_floating_point
+        and not dtype_of_origin.is_complex
+        and dtype_of_origin.itemsize > 1
+    )
 
 
 def is_floating(node: fx.Node) -> bool:
     """Whether the node's first result is a floating-point tensor."""
-    held = dtype(node)
-    return held is not None and held.is_floating_point
+    dtype_of_node = dtype(node)
+    return dtype_of_node is not None and dtype_of_node.is_floating_point
 
 
 def divisor_min_abs(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> float | None:

@@ -60,12 +60,12 @@ NOT_RUN = "not run, "
 
 def failure_of(error: BaseException) -> str:
     """An exception in one line, with the source line of the model that raised it."""
-    said = first_line(error)[:300] if isinstance(error, AuditorError) else describe(error, 300)
+    message = first_line(error)[:300] if isinstance(error, AuditorError) else describe(error, 300)
     place = raised_at(error)
-    said += f" ({place})" if place else ""
+    message += f" ({place})" if place else ""
     if out_of_memory(error):
-        return f"{NO_MEMORY}, {said}"
-    return NOT_RUN + said if isinstance(error, OSError | ImportError) else said
+        return f"{NO_MEMORY}, {message}"
+    return NOT_RUN + message if isinstance(error, OSError | ImportError) else message
 
 
 def says_nothing(failure: str | None) -> bool:
@@ -139,10 +139,10 @@ class ModelRuns:
         around = nullcontext if plan == FP32 else partial(emulate_unless_native, self.device)
 
         try:
-            found = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
+            function = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
         except Exception as error:
             return failure_of(error)
-        run = partial(call_scoring, found, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
+        run = partial(call_scoring, function, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
         return self._run_or_reason(plan, nullcontext(), run)
 
     def generate(self, plan: str, compare: Callable[..., Any]) -> dict[str, list[torch.Tensor]] | str:

@@ -95,13 +95,13 @@ class GenerationReference:
 
     def under_scheme(self, plan: QuantizedPlan, model: QuantizedModel) -> QuantizedPlan:
         """A plan of quantization schemes, with its decoding results."""
-        found: dict[str, Any] | str
+        compared: dict[str, Any] | str
         try:
-            found = self.decoding.compare(model.model, self.checks, partial(model.under, plan.layers))
+            compared = self.decoding.compare(model.model, self.checks, partial(model.under, plan.layers))
         except Exception as error:
             let_through(error)
-            found = failure_of(error)
-        return replace(plan, generated=figures(self.checks, found))
+            compared = failure_of(error)
+        return replace(plan, generated=figures(self.checks, compared))
 
     def _with(self, planning: PlanningContext, plan: Plan, decoded: dict[str, list[torch.Tensor]] | str) -> Plan:
         """A plan with its decoding results and, if a criterion on the logits' choices exists, with predicted flips."""

@@ -86,14 +86,14 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
             let_through(error)
             errors[name] = f"the ONNX model could not be written: {_reason(error)}"
     errors |= _run_models(audit, plans, written) if written else {}
-    told = dict(audit.plans)
+    audited_plans = dict(audit.plans)
     for name, plan in plans.items():
         assert plan.program is not None
         result = _onnx_record(plan, ends, written.get(name), errors[name], errors.get(f"{name}{AS_IT_IS}"))
         result = replace(result, note=notes.get(name, ""))
-        told[name] = replace(plan, program=replace(plan.program, onnx=result))
+        audited_plans[name] = replace(plan, program=replace(plan.program, onnx=result))
     files = {f"{name}{ONNX}": content for name, content in written.items()}
-    return replace(audit, plans=told, programs={**audit.programs, **files})
+    return replace(audit, plans=audited_plans, programs={**audit.programs, **files})
 
 
 def _export_onnx(audit: Audit, plan: Plan, ends: str) -> tuple[bytes, str]:
@@ -117,8 +117,8 @@ def _export_onnx(audit: Audit, plan: Plan, ends: str) -> tuple[bytes, str]:
             let_through(error)
             failed.append(error)
             continue
-        said = f"the exporter {name} wrote it, since the first one failed: {_reason(failed[0])}" if failed else ""
-        return content, said
+        note = f"the exporter {name} wrote it, since the first one failed: {_reason(failed[0])}" if failed else ""
+        return content, note
     raise failed[0]
 
 
@@ -173,8 +173,10 @@ def _reason(error: Exception) -> str:
 def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
     """{model: its error in onnxruntime, or why the run failed}, also for copies with GPU rounding (suffix AS_IT_IS)."""
     assert audit.live is not None
-    held = any(plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values())
-    batches = audit.live.held_out if held else audit.live.batches
+    are_held_out = any(
+        plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values()
+    )
+    batches = audit.live.held_out if are_held_out else audit.live.batches
     tried = dict(written)
     for name, content in written.items():
         try:
@@ -194,11 +196,11 @@ def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, b
     return {name: _error(expected, result) for name, result in answers.items()}
 
 
-def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | str:
-    if isinstance(found, str):
-        return found
+def _error(expected: list[list[torch.Tensor]], answers: Answers | str) -> float | str:
+    if isinstance(answers, str):
+        return answers
     try:
-        worst = worst_of([output_error(r, c) for r, c in zip(expected, found.outputs, strict=True)])
+        worst = worst_of([output_error(r, c) for r, c in zip(expected, answers.outputs, strict=True)])
     except MeasureError as error:
         return str(error)
     return worst if math.isfinite(worst) else "an output is Inf or NaN where FP32 is finite"

@@ -69,7 +69,7 @@ def locate(target: Target) -> ModelFolder:
 
 
 def is_directory(path: Path) -> bool:
-    """Whether a path is a directory; a name that is no valid path is none."""
+    """Whether a path is a directory; False for a name that no path can have."""
     try:
         return path.is_dir()
     except OSError:
