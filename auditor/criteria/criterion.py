@@ -170,7 +170,7 @@ class Criterion:
         """The criterion's value for an argument in brackets; `default` if absent."""
         return dict(self.options).get(name, default)
 
-    def speaks_of(self, name: str) -> bool:
+    def covers(self, name: str) -> bool:
         """Whether the criterion covers the output called `name`."""
         wanted = self.output
         return name == wanted or name.startswith(f"{wanted}.") or ("*" in wanted and fnmatchcase(name, wanted))

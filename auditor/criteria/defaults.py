@@ -53,7 +53,7 @@ def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Ca
     return tuple(
         Criterion(name, "flips", FLIPS if output.numel() >= LARGE else 0.0)
         for index, (name, output) in enumerate(zip(outputs.names, outputs, strict=True))
-        if not is_number(output) and output.numel() and not _spoken_of(criteria, name)
+        if not is_number(output) and output.numel() and not _is_covered(criteria, name)
         if not told_apart or _reads_floating(nodes[index])
     )
 
@@ -88,7 +88,7 @@ def propose(
     for title, run in runs:
         joint = run.joint if run.joint is not None else run.measured_error
         for name, error in run.apart.items():
-            if name in proposed or _spoken_of(criteria, name):
+            if name in proposed or _is_covered(criteria, name):
                 continue
             proposed.add(name)
             times = f", {error / joint:,.0f} times the error of all outputs together" if joint else ""
@@ -98,7 +98,7 @@ def propose(
     inputs = _input_shapes(capture)
     if len(nodes) == len(names):
         for name, node in zip(names, nodes, strict=True):
-            if not _spoken_of(criteria, name) and (suggestion := _suggestion(node, inputs)):
+            if not _is_covered(criteria, name) and (suggestion := _suggestion(node, inputs)):
                 yield Proposal(name, f"{name}: {suggestion[0]}", suggestion[1])
 
 
@@ -151,8 +151,8 @@ def _output_nodes(capture: Capture) -> list[fx.Node]:
     return [nodes[name] for name in capture.outputs]
 
 
-def _spoken_of(criteria: Sequence[Criterion], name: str) -> bool:
-    return any(one.speaks_of(name) for one in criteria)
+def _is_covered(criteria: Sequence[Criterion], name: str) -> bool:
+    return any(one.covers(name) for one in criteria)
 
 
 def _input_shapes(capture: Capture) -> set[tuple[int, ...]]:

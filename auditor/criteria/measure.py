@@ -127,8 +127,8 @@ class Criteria:
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
         """Indices of the outputs that a criterion covers; for `rest_criterion`, outputs that no criterion covers."""
         if criterion.output == OTHERS:
-            return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
-        return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))
+            return tuple(i for i, name in enumerate(names) if not any(one.covers(name) for one in self.each))
+        return tuple(i for i, name in enumerate(names) if criterion.covers(name))
 
     def _one(self, criterion: Criterion, reference: Tensors, candidate: Tensors, expected: bool) -> CriterionResult:
         """Compute the value of one criterion. Raises: MeasureError(slug="shape-mismatch")."""
@@ -200,7 +200,7 @@ def criteria_for(
     """
     checked: list[Criterion] = []
     for criterion in criteria:
-        indices = [index for index, name in enumerate(reference.names) if criterion.speaks_of(name)]
+        indices = [index for index, name in enumerate(reference.names) if criterion.covers(name)]
         if not indices:
             raise bad_criterion(_no_output(criterion, reference.names))
         for index in indices:

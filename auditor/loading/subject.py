@@ -28,7 +28,7 @@ from ..records import Batch, Origin, Subject
 from . import inputs, state
 from .discover import BuiltModel, discover
 from .doors import build, needed_packages
-from .placement import beside
+from .placement import with_moved_inputs
 from .state import held_outside, materialise, present, settle_precision
 from .target import Target, blame, import_target, parse, user_code
 from .texts import tokenize
@@ -174,7 +174,7 @@ def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
     try:
         return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
     except LoadError:
-        for other in beside(subject):
+        for other in with_moved_inputs(subject):
             with suppress(LoadError):
                 return other, [_forward(other, batch) for batch in other.batches + other.held_out]
         raise

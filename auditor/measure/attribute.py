@@ -25,7 +25,7 @@ from .alone import Trace
 from .measure import Measurement
 from .probes import Sums, by_level, inner_products, probes
 from .rerun import PLAIN, OutputMetric
-from .values import Place, reading
+from .values import GradientPlace, reading
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
@@ -98,7 +98,7 @@ class Estimates:
 
 
 @dataclass(frozen=True)
-class Target:
+class ProbedOutputs:
     """The outputs that one criterion judges. forms: a Form per output, applied to a probe's signs. samples: whether
     samples are estimated separately.
 
@@ -111,7 +111,9 @@ class Target:
     tied: frozenset[str] = frozenset()
 
 
-def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
+def estimate(
+    measurement: Measurement, seed: int, target: ProbedOutputs | None = None, *, keep: bool = False
+) -> Estimates:
     """Estimate the effects of all errors on the outputs: one backward pass per random probe, with hooks on all values.
 
     target: the outputs of one criterion; only these are probed, with the criterion's quadratic forms, and estimates are
@@ -249,7 +251,7 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
 class _Hook:
     """Computes squared inner products of a value's gradients with the value's errors."""
 
-    def __init__(self, estimates: Estimates, place: Place, shape: torch.Size, batch: int | None) -> None:
+    def __init__(self, estimates: Estimates, place: GradientPlace, shape: torch.Size, batch: int | None) -> None:
         self.estimates = estimates
         self.place = place
         self.name, self.source, self.index = place
@@ -397,7 +399,7 @@ def first_order(measurement: Measurement, seed: int = 0, output_metric: OutputMe
     return FirstOrder(contributions, unseen, answers, quantized)
 
 
-def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
+def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, ProbedOutputs]:
     """{criterion: its outputs and the forms of their probes}; empty if any criterion has no quadratic form."""
     live = dict(enumerate(measurement.outputs))
     result = {}
@@ -409,7 +411,7 @@ def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
         tied = any(across(criterion, x) for x in outputs)
         pairs = criterion.kind in ("top1", "topk")
         rounding = _rounding(measurement, outputs[0]) if pairs else frozenset[str]()
-        result[str(criterion)] = Target(outputs, forms, not tied, rounding)
+        result[str(criterion)] = ProbedOutputs(outputs, forms, not tied, rounding)
     return result
 
 

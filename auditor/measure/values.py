@@ -20,7 +20,7 @@ Listener = Callable[[torch.Tensor | None], None]
 """Function that receives a value's gradient in each backward pass, or None if the pass does not reach the value."""
 
 
-class Place(NamedTuple):
+class GradientPlace(NamedTuple):
     """A tensor with a gradient. name: the node, or see `reading`; source: the node that computes it; number: index of
     the tensor in the node's result."""
 

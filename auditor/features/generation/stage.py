@@ -170,7 +170,7 @@ def generate_reference(
         options = options.model_copy(update={"criteria": default})
     limits = list[Criterion]()
     for criterion in options.criteria:
-        if criterion.speaks_of(logits) and criterion.measure_text in ("kl", "top1"):
+        if criterion.covers(logits) and criterion.measure_text in ("kl", "top1"):
             limits.append(criterion)
     reference = GenerationReference(folder, decoding, batches, held_out, caches, scaled, tuple(limits))
     return subject, options, reference
