@@ -123,7 +123,8 @@ def validate(
 ) -> S:
     """Validate options and return an instance of `kind`, a class of settings. Raises: AuditorError.
 
-    there: the options that are set at `place`, a file and a table in it. slug: of the errors of these options.
+    there: names of the options that a TOML table sets, not Python or the command line. place: that file and table, for
+    messages about these options. slug: the slug of the errors about them.
     """
     options = options_of(kind)
     for name in given:

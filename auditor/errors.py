@@ -75,7 +75,11 @@ def suggest(name: str, known: Iterable[str], otherwise: str = "", most: int = 1,
 
 def printable(text: str) -> str:
     """Escape every character that could control a terminal, break a line or reorder letters."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+    def escaped(character: str) -> str:
+        return character.encode("unicode_escape").decode("ascii")
+
+    return "".join(c if c.isprintable() else escaped(c) for c in text)
 
 
 def out_of_memory(error: BaseException) -> bool:

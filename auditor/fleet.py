@@ -149,7 +149,9 @@ def earlier_outcomes(directory: Path, targets: Sequence[FleetTarget]) -> dict[st
     with suppress(OSError, ValueError):
         before = _OUTCOMES.validate_json((directory / KEPT).read_bytes())
     finished = [one for one in targets if one.name in before and has_audit(one.directory)]
-    return {one.name: found for one in finished if not (found := before[one.name]).said and found.asked == one.asked}
+    return {
+        one.name: earlier for one in finished if not (earlier := before[one.name]).said and earlier.asked == one.asked
+    }
 
 
 def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
@@ -347,14 +349,16 @@ def _audit_in(directory: Path) -> Audit | None:
 
 def headline(rows: Sequence[Row]) -> str:
     """How many models there are, and how many of them are in each state that needs attention, in one sentence."""
-    found = Counter(row.state for row in rows)
-    said = [f"{found[state]:,} {state}" for state in STATES if found[state] and state not in ("findings", "clean")]
-    return f"{count(len(rows), 'model')}: {', '.join(said) if said else 'all have a recommended plan'}."
+    number_of = Counter(row.state for row in rows)
+    counts = [
+        f"{number_of[state]:,} {state}" for state in STATES if number_of[state] and state not in ("findings", "clean")
+    ]
+    return f"{count(len(rows), 'model')}: {', '.join(counts) if counts else 'all have a recommended plan'}."
 
 
 def render(rows: Sequence[Row], baseline: Path | None) -> str:
     """The page as one HTML file without external resources."""
     order = sorted(rows, key=lambda row: STATES.index(row.state))
-    found = Counter(row.state for row in order)
+    counts = Counter(row.state for row in order)
     page = environment().get_template("fleet.html.jinja")
-    return page.render(rows=order, states=found, headline=headline(rows), baseline=baseline, diff=diff)
+    return page.render(rows=order, states=counts, headline=headline(rows), baseline=baseline, diff=diff)

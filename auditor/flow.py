@@ -101,7 +101,8 @@ class Case:
 
     @property
     def scorer(self) -> Scorer | None:
-        """What accepts or refuses plans beside the error budget, if the audit asks for it."""
+        """The scorer that accepts or refuses plans in addition to the error budget; None if no feature of the audit
+        has one."""
         return next((each.scorer for each in self.features if each.scorer is not None), None)
 
 
@@ -181,7 +182,7 @@ def _run_training_step(case: Case) -> MeasuredStep | None:
 
 def _judge(model: MeasuredModel, all_low: AllLow, step: MeasuredStep | None) -> Judgement:
     """The verdicts on all operations and layers, from all evidence."""
-    noise = model.noise.found
+    noise = model.noise.measured
     backward = unsafe_backward(model.capture, step.nodes, step.capture) if step is not None else {}
     judged = judge(
         model.capture,
@@ -232,7 +233,7 @@ def _make_plans(case: Case, planning: PlanningContext, all_low: AllLow) -> MadeP
     with case.stages("plan", "solve, patch, verify"):
         today = today_of(planning)
         plans = note_gpu_only(planning, Planner(planning, all_low.runs).plans())
-    made = MadePlans(plans, all_low.runs, fp32_today=today, decisions=all_low.held)
+    made = MadePlans(plans, all_low.runs, fp32_today=today, decisions=all_low.decisions)
     for feature in case.features:
         made = feature.after_plans(made, planning, case.stages)
     return made
@@ -350,7 +351,7 @@ def _description(planning: PlanningContext, seconds: Mapping[str, float]) -> dic
             flags=planning.flags,
             seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
             memory=offload.within(),
-            held=offload.came_to(),
+            peak_memory=offload.came_to(),
         ),
         "capture_method": captured.method,
         "graph_inputs": tuple(p.name for p in given),
@@ -359,5 +360,5 @@ def _description(planning: PlanningContext, seconds: Mapping[str, float]) -> dic
         "weights": tuple(Weight(p.fqn or p.name, p.kind, measured.ranges[p.name]) for p in stored),
         "linearity": tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
         "flags": costs,
-        "noise": planning.noise.found,
+        "noise": planning.noise.measured,
     }

@@ -92,13 +92,13 @@ def _wait_for_end_of(parent: int) -> None:
 
 
 def _start_watchdog(pipe: int) -> None:
-    """Start a process that ends this one once nobody can read what is written to a pipe, because the process there has
-    ended. It needs no interpreter lock here, which native code may hold for seconds."""
+    """Start a watchdog: a process that ends this one once the process that reads from `pipe` has ended. It needs no
+    interpreter lock of this process, which native code may hold for seconds."""
     watched = os.getpid()
     its_end, own_end = os.pipe()  # the system closes `own_end` when this process ends
     between = os.fork()
     if between == 0:
-        if os.fork() == 0:  # a child of nobody here, so that user code which waits for its children does not meet it
+        if os.fork() == 0:  # a grandchild, for which user code that waits for its own children does not wait
             os.close(own_end)
             _watch(watched, its_end, pipe)
         os._exit(0)
@@ -107,8 +107,8 @@ def _start_watchdog(pipe: int) -> None:
 
 
 def _watch(watched: int, its_end: int, pipe: int) -> NoReturn:
-    """In the watchdog: wait until either process has ended. If it is the other one, send the watched process SIGTERM, to
-    clean up, and SIGKILL after LAST seconds."""
+    """In the watchdog: wait until this process's parent or the reader of the pipe has ended. If the reader ended, send
+    the watched process SIGTERM, so that it cleans up, and SIGKILL after LAST seconds."""
     try:
         ignore_signals()
         first, last = sorted((its_end, pipe))
@@ -116,7 +116,7 @@ def _watch(watched: int, its_end: int, pipe: int) -> NoReturn:
             os.closerange(low, high)
         ends = select.poll()
         for descriptor in (its_end, pipe):
-            ends.register(descriptor, 0)  # for no event but the end of the other side
+            ends.register(descriptor, 0)  # with mask 0, `poll` reports only that the other side was closed
         if its_end not in dict(ends.poll()):
             os.kill(watched, signal.SIGTERM)
             ends.unregister(pipe)

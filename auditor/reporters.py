@@ -124,10 +124,10 @@ def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
     more = [f"{count(left, 'more problem')} in the report"] if (left := len(todo.to_do) - most) > 0 else []
     if avoided := todo.avoided:
         heads = [f"{_place_words(audit, one)} {one.worst.rule}, {one.worst.name}" for one in avoided]
-        said = count(len(avoided), "problem")
+        problems = count(len(avoided), "problem")
         listed = "; ".join(shorten(heads, AVOIDED_SHOWN))
-        found = f"The plan avoids {said}; a repair would not make it faster: {listed}."
-        yield Prose(AVOIDED, (found, *_repairs_of_other_formats(audit, avoided)), "muted")
+        sentence_on_avoided = f"The plan avoids {problems}; a repair would not make it faster: {listed}."
+        yield Prose(AVOIDED, (sentence_on_avoided, *_repairs_of_other_formats(audit, avoided)), "muted")
     if todo.wanting or todo.notes:
         first = (todo.to_do or todo.all)[0].worst
         lead = "" if todo.wanting else "the first note, "
@@ -175,7 +175,7 @@ def _more(audit: Audit, seen: ReportView) -> list[Block]:
         "Default": [plans.proposal_words(offer) for offer in audit.proposals if offer.holds],
         "Outputs": shorten([plans.proposal_words(x) for x in audit.proposals if not x.holds], PROPOSALS_SHOWN),
         "Decisions": [decision_words(audit)],
-        "Memory": [sentence(audit.environment.held or "")],
+        "Memory": [sentence(audit.environment.peak_memory or "")],
     }
     return [
         Prose(label, tuple(lines), "warning" if label == "Caution" else "", listed=label == "In FP32")

@@ -24,7 +24,7 @@ def errors() -> dict[str, str]:
     """The explanation of every error, by slug: the sections of errors.md, as Markdown."""
     text = (resource_dir("docs") / "errors.md").read_text(encoding="utf-8")
     result = re.findall(r"(?ms)^#{2,3} ([a-z0-9-]+)\n(.*?)(?=^#{2,3} |\Z)", text)
-    return {name: said.strip() for name, said in result if said.strip()}
+    return {name: section.strip() for name, section in result if section.strip()}
 
 
 @cache

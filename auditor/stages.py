@@ -47,30 +47,32 @@ class Stages:
     def say(self, detail: str, steps: int = 0) -> None:
         """Report progress. steps: number of steps completed since the last report."""
         self._done += steps
-        self._detail, self._told = detail, time.perf_counter()
+        self._detail = detail
+        self._told = time.perf_counter()
         if callable(self.progress):
-            self.progress(self._current, detail, min(self._done, self._total) if self._total else 0, self._total)
+            done = min(self._done, self._total) if self._total else 0
+            self.progress(self._current, detail, done, self._total)
 
 
 def explain(stage: str, error: Exception) -> None:
     """Raise an AuditorError that explains an error of torch or the model; internal errors get the stage as a note."""
     if isinstance(error, AuditorError) or caused_by(error, TimeoutError):
         return
-    said = describe(error)
+    message = describe(error)
     if out_of_memory(error):
         raise AuditorError(
-            f"out of memory in the stage {stage!r} ({said}): give smaller inputs, use a machine with more memory or, if a GPU is full, --device cpu",
+            f"out of memory in the stage {stage!r} ({message}): give smaller inputs, use a machine with more memory or, if a GPU is full, --device cpu",
             slug="out-of-memory",
         ) from error
     if device_failed(error):
         raise AuditorError(
-            f"the GPU failed in the stage {stage!r} ({said}) and is unusable for this process: audit "
+            f"the GPU failed in the stage {stage!r} ({message}) and is unusable for this process: audit "
             "with device=cpu, or run again with CUDA_LAUNCH_BLOCKING=1 to locate the failure",
             slug="device-failed",
         ) from error
     if from_outside(error):
         raise AuditorError(
-            f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. The operation may "
+            f"the model ran and was recorded, but in the stage {stage!r} an operation raised {message}. The operation may "
             "keep state between calls, or reject tensors that require gradients: --debug shows the operation",
             slug="operation-raises",
         ) from error

@@ -92,17 +92,18 @@ _EMULATED = """if not torch.cuda.is_available():  # the kernels for MX need a GP
 
 def torchao_code(layers: Mapping[str, str], kept: list[str]) -> str:
     """Code that defines `quantize(model)` with torchao."""
-    static = "int8_static" in layers.values()
     imports, configs = _configs(layers, "FqnToConfig", "quantize_", "tree_map_only")
-    quantize = _QUANTIZE.format(
-        batches="batches, " if static else "",
-        about=" batches: for the scales of inputs." if static else "",
-        static=_STATIC if static else "",
-    )
-    sizes = _assign("MULTIPLES", {scheme: SCHEMES[scheme].multiples for scheme in dict.fromkeys(layers.values())})
-    replaced = "from dataclasses import replace\n" if static else ""
+    multiples = {scheme: SCHEMES[scheme].multiples for scheme in dict.fromkeys(layers.values())}
+    sizes = _assign("MULTIPLES", multiples)
+    replaced, scales = "", ""
+    quantize = _QUANTIZE.format(batches="", about="", static="")
+    if "int8_static" in layers.values():
+        replaced = "from dataclasses import replace\n"
+        scales = _SCALES
+        about = " batches: for the scales of inputs."
+        quantize = _QUANTIZE.format(batches="batches, ", about=about, static=_STATIC)
     head = f"import warnings\n{replaced}from functools import partial\n\nimport torch\n{imports}\n"
-    return f"{head}{configs}{sizes}{_SCALES if static else ''}{quantize}"
+    return f"{head}{configs}{sizes}{scales}{quantize}"
 
 
 def _configs(layers: Mapping[str, str], *names: str) -> tuple[str, str]:
@@ -177,17 +178,18 @@ def _only(path: str, layers: Mapping[str, str]) -> str:
 
 def compressed_config(layers: Mapping[str, str], kept: list[str]) -> dict[str, Any]:
     """`quantization_config` of a model's config.json, as vLLM and transformers read it, for compressed-tensors."""
-    schemes = list(dict.fromkeys(layers.values()))
-    groups = {
-        f"group_{i}": {
-            "targets": [path for path, scheme in layers.items() if scheme == name],
-            "weights": _compressed_args(SCHEMES[name].weight, is_weight=True),
-            "input_activations": by and _compressed_args(by, is_weight=False),
-            "format": _format(SCHEMES[name]),
+    groups = dict[str, dict[str, Any]]()
+    for i, name in enumerate(dict.fromkeys(layers.values())):
+        scheme = SCHEMES[name]
+        activations = None
+        if scheme.activation is not None:
+            activations = _compressed_args(scheme.activation, is_weight=False)
+        groups[f"group_{i}"] = {
+            "targets": [path for path, scheme_of_layer in layers.items() if scheme_of_layer == name],
+            "weights": _compressed_args(scheme.weight, is_weight=True),
+            "input_activations": activations,
+            "format": _format(scheme),
         }
-        for i, name in enumerate(schemes)
-        for by in [SCHEMES[name].activation]
-    }
     formats = {group["format"] for group in groups.values()}
     return {
         "quant_method": "compressed-tensors",
@@ -214,7 +216,7 @@ def _format(scheme: Scheme) -> str:
 
 def _compressed_args(by: Quantizer, *, is_weight: bool) -> dict[str, Any]:
     """The QuantizationArgs of compressed-tensors for a tensor, without defaults."""
-    is_nested = by.rule.startswith("e4m3")  # scales of scales
+    is_nested = by.rule.startswith("e4m3")  # the E4M3 scales of a tensor share an FP32 scale
     strategies = {(0, 0): "tensor", (1, 0): "channel" if is_weight else "token", (128, 128): "block"}
     of_groups = "tensor_group" if is_nested else "group"
     dynamic: bool | str = "local" if is_nested else True

@@ -192,9 +192,9 @@ def convert_weights(module: nn.Module, inner: Any, calls: PlanCalls, fn: Any, *a
     result = own(functools.partial(without_dtype, refused, fn), *args, **kwargs)
     if refused:
         method, place = conversion_call()
-        said = f"to({refused[0]})" if method in ("to", "type", "") else f"{method}()"
+        conversion = f"to({refused[0]})" if method in ("to", "type", "") else f"{method}()"
         warnings.warn(
-            f".{said}{place} does not change the model's dtypes, which the {calls.title} sets. For other dtypes, apply "
+            f".{conversion}{place} does not change the model's dtypes, which the {calls.title} sets. For other dtypes, apply "
             "another plan, or build the model again.",
             stacklevel=caller_level(),
         )

@@ -98,9 +98,9 @@ def code_of(audit: Audit, library: Library, plan: QuantizedPlan) -> str:
         notes.append("activation_value_lb bounds the scales of inputs, since torchao turns a row of zeros into NaN.")
     if library.title == "torchao" and exceeds_in_bf16(audit, plan):
         text = text.replace("dtype=torch.bfloat16", "dtype=None")
-    said = _errors_of(audit, library, plan, layers)
+    errors = _errors_of(audit, library, plan, layers)
     exceeds = _exceeds(audit, library, plan) or exceeds_in_bf16(audit, plan)
-    first = f"{said} {head}" if exceeds else f"{head} {said}"
+    first = f"{errors} {head}" if exceeds else f"{head} {errors}"
     refused = dict.fromkeys(filter(None, (library.unusable(SCHEMES[scheme]) for scheme in layers.values())))
     return comment(*refused, first, _left_out(library, left), *dict.fromkeys(notes)) + text
 
@@ -152,7 +152,7 @@ def _exceeds(audit: Audit, library: Library, plan: QuantizedPlan) -> bool:
 
 
 def _errors_of(audit: Audit, library: Library, plan: QuantizedPlan, layers: Mapping[str, str]) -> str:
-    """What is known of the errors of a library's code, with all other layers in FP32 and in BF16, and of its size."""
+    """A sentence on the errors of a library's code, with all other layers in FP32 and in BF16, and on its size."""
     limit = f"budget {limit_of(audit):.2g}"
     ran = plan.as_pasted.get(library.title)
     error = plan.error if ran is None else ran.error
@@ -454,7 +454,8 @@ LIBRARIES = {
         _MODELOPT_NOTES,
         needs_gpu=_modelopt_needs_gpu,
         rounding=_modelopt_rounding,
-        stored=lambda by, other: (other, 32),  # it keeps the largest magnitudes in FP32
+        # Elements stay in the model's dtype; a block has its largest magnitude in FP32.
+        stored=lambda by, other: (other, 32),
         where="in memory, since ModelOpt simulates the scheme until it exports the model",
     ),
 }

@@ -178,9 +178,12 @@ class Runtime:
         if not chosen and len(precisions) == 1:
             return None
         callers = {precision_of(path.rpartition(".")[0], scopes) for path in paths if path}
-        keep = not callers or any(choice.get("output") == "keep" for choice in chosen)
-        output = None if keep else "input" if len(callers) > 1 else callers.pop()
-        return {"precision": "fp32" if "fp32" in precisions else precisions.pop(), "output": output}
+        keeps_output = not callers or any(choice.get("output") == "keep" for choice in chosen)
+        output = None
+        if not keeps_output:
+            output = "input" if len(callers) > 1 else callers.pop()
+        precision = "fp32" if "fp32" in precisions else precisions.pop()
+        return {"precision": precision, "output": output}
 
     @classmethod
     def kept_functions(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
@@ -189,13 +192,17 @@ class Runtime:
         In the extra region, autocast casts FP32 results of kept functions that meet low-precision weights. FP32 scopes
         switch this region off.
         """
-        keep, low = dict[str, KeptFunctions](), DTYPES[precision]
-        for key, dtype in (("keep", None), ("fp32_output", low)) if precision != "fp32" else ():
-            if names := {name for path in paths if path in scopes for name in scopes[path].get(key, ())}:
-                keep[key] = KeptFunctions(tuple(sorted(names)), dtype)
-        anywhere = any(scope.get("keep") for scope in scopes.values())
-        opens = anywhere and not cls.regional and ("keep" in keep or precision == "fp32")
-        return {"keep": tuple(keep.values()), "region": precision if opens else None}
+        keep = dict[str, KeptFunctions]()
+        if precision != "fp32":
+            for key, dtype in (("keep", None), ("fp32_output", DTYPES[precision])):
+                names = {name for path in paths for name in scopes.get(path, {}).get(key, ())}
+                if names:
+                    keep[key] = KeptFunctions(tuple(sorted(names)), dtype)
+        region = None
+        any_keeps = any(scope.get("keep") for scope in scopes.values())
+        if any_keeps and not cls.regional and ("keep" in keep or precision == "fp32"):
+            region = precision
+        return {"keep": tuple(keep.values()), "region": region}
 
 
 def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) -> dict[int, str]:

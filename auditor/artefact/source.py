@@ -76,8 +76,8 @@ def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
                 raise
             where = f"{error.filename!r}, relative to the directory of the audit, {at}, which is missing"
             hint = f"build where this path exists, or correct `working_directory` in SOURCE in {file}"
-            said = f"{path or name} opens {where}: {hint}"
-            raise FileNotFoundError(said) from error
+            message = f"{path or name} opens {where}: {hint}"
+            raise FileNotFoundError(message) from error
 
 
 def locate(where: str, file: str, digest: str | None = None) -> Path:
@@ -91,13 +91,13 @@ def locate(where: str, file: str, digest: str | None = None) -> Path:
     names = [name for name in Path(where).parts if name != ".."]
     folders = [here, *here.parents, Path.cwd(), *Path.cwd().parents]
     places = dict.fromkeys((here / where, *(folder.joinpath(*names) for folder in folders)))
-    found = [path.resolve() for path in places if path.exists()]
-    for path in found:
+    existing = [path.resolve() for path in places if path.exists()]
+    for path in existing:
         if digest is None or (path.is_file() and digest_of(path) == digest):
             return path
-    if found:
-        warnings.warn(f"{found[0]} differs from the audited file: audit again if the model changed", stacklevel=2)
-        return found[0]
+    if existing:
+        warnings.warn(f"{existing[0]} differs from the audited file: audit again if the model changed", stacklevel=2)
+        return existing[0]
     raise FileNotFoundError(
         f"cannot find {where}, neither relative to {file} nor in a parent folder of that file or of the working "
         f"directory: audit the model again, or correct the path in SOURCE in {file}"

@@ -110,37 +110,37 @@ def record_with_gradients(subject: Subject, seed: int = 0) -> Capture:
     return assemble(recording, subject.model, batch)
 
 
-def _check_floating(found: Capture, name: str, outputs: NamedTensors) -> None:
+def _check_floating(capture: Capture, name: str, outputs: NamedTensors) -> None:
     """Raises CaptureError(slug="nothing-to-audit") if no recorded operation could run in another precision."""
-    floating = [node.dtype for node in found.nodes.values() if node.floating]
+    floating = [node.dtype for node in capture.nodes.values() if node.floating]
     if not outputs:
-        said = (
+        message = (
             f"{name} returns no tensor, so there is no output to compare. Return tensors from its forward: the operations "
             "behind a number (.item()), an array or a text cannot be determined."
         )
     elif not floating:
-        said = (
+        message = (
             f"no floating-point operation leads to the tensors that {name} returns, so there is no precision to audit. Pass a "
             "model that computes its outputs from floating-point tensors. The operations behind a number (.item()), an array, "
             "a text, or entries that determine a shape cannot be determined."
         )
     elif set(floating) <= {"float64", "complex128"}:
-        said = (
+        message = (
             f"{name} computes only in FP64, which an audit does not lower. Pass model.float() and inputs in FP32 to audit "
             "lower precisions."
         )
     else:
         return
-    raise CaptureError(said, slug="nothing-to-audit")
+    raise CaptureError(message, slug="nothing-to-audit")
 
 
-def _check_repeats(found: Capture, subject: Subject, batch: Batch, outputs: Sequence[torch.Tensor]) -> None:
+def _check_repeats(recording: Capture, subject: Subject, batch: Batch, outputs: Sequence[torch.Tensor]) -> None:
     """Replay the graph. Raises CaptureError(slug="capture-failed") if this fails, or differs from the recorded run much
     more than two replays differ: the noise of non-deterministic operations is not an error of the recording."""
 
     def replay_outputs() -> list[torch.Tensor]:
         with torch.no_grad():
-            return _unnest(tensor_outputs(found.graph_module(*found.bind(subject.model, batch))))
+            return _unnest(tensor_outputs(recording.graph_module(*recording.bind(subject.model, batch))))
 
     try:
         again = replay_outputs()
@@ -152,8 +152,11 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, outputs: Sequ
             slug="capture-failed",
         ) from error
     outputs = _unnest(outputs)
-    apart = output_error(outputs, again) if len(again) == len(outputs) else math.inf
-    if not apart <= REPEATS and not (math.isfinite(apart) and apart <= NOISE * output_error(again, replay_outputs())):
+    difference = output_error(outputs, again) if len(again) == len(outputs) else math.inf
+    if difference <= REPEATS:
+        return
+    is_noise = math.isfinite(difference) and difference <= NOISE * output_error(again, replay_outputs())
+    if not is_noise:
         raise CaptureError(
             f"{subject.name} returns other outputs than a replay of its recorded operations. Check whether the model keeps "
             "state outside its modules, or uses a non-deterministic operation.",

@@ -21,10 +21,11 @@ _MASKS = (torch.bool, torch.uint8)
 @cache
 def written_arguments(op: Any) -> tuple[int | str, ...]:
     """Positions of the arguments that an operation writes to; names for keyword-only arguments."""
-    arguments = [
-        (i, a) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
-    ]
-    return tuple(a.name if a.kwarg_only else i for i, a in arguments)
+    written = list[int | str]()
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(argument.name if argument.kwarg_only else position)
+    return tuple(written)
 
 
 def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -59,7 +60,11 @@ def promotes(op: Any, x: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
 
 
 def _rank(dtype: torch.dtype) -> int:
-    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype is not torch.bool)
+    if dtype.is_complex:
+        return 3
+    if dtype.is_floating_point:
+        return 2
+    return int(dtype is not torch.bool)
 
 
 @cache
@@ -159,7 +164,9 @@ def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
     if not operation_of(op).cast:
         return None
     named = arguments_of(op, args, kwargs, defaults=True)
-    return named["dtype"] if "dtype" in named else given[-1].dtype if "other" in named else None
+    if "dtype" in named:
+        return named["dtype"]
+    return given[-1].dtype if "other" in named else None
 
 
 def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
@@ -172,7 +179,7 @@ def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bo
 def shape_from(op: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
     """Arguments whose entries determine the shape of the result, such as the input of `nonzero`."""
     how = operation_of(op).shape_from
-    if how == "masks":  # a single number fits any selection
+    if how == "masks":  # writing a single number does not depend on how many entries a mask selects
         single = len(args) > 2 and args[2].numel() == 1
         chosen = [] if single else [x for x in args[1] if isinstance(x, torch.Tensor) and x.dtype in _MASKS]
     elif how == "classes":

@@ -104,9 +104,9 @@ def _constants_to_align(
         yield "", tuple(x.shape), (name, x)
 
 
-def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """{format: entry of `name` in `found[format]`}; `name` is a node or placeholder."""
-    return {fmt: by_name[name] for fmt, by_name in found.items() if name in by_name}
+def _of(name: str, by_format: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    """{format: entry of `name` in `by_format[format]`}; `name` is a node or placeholder."""
+    return {fmt: by_name[name] for fmt, by_name in by_format.items() if name in by_name}
 
 
 def _low_run(
@@ -162,7 +162,7 @@ def _changed_numbers(node: fx.Node, other: fx.Node) -> dict[int | str, Any]:
         pairs.append((index, value, other_value))
     for name in node.kwargs.keys() & other.kwargs.keys():
         pairs.append((name, node.kwargs[name], other.kwargs[name]))
-    kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes or indices
+    kinds = ({float}, {float, int}, {torch.dtype})  # not {int}: two integers are sizes or indices
     return {
         key: other_value
         for key, value, other_value in pairs

@@ -22,10 +22,11 @@ from .source import Place, kind_of, line_of
 
 
 def made_of(x: torch.Tensor, outermost: CodeType) -> Made | None:
-    """The Made of a tensor that the running code reads: its name there, and where this name was assigned; without a
-    name, the line that reads it, which usually makes it too.
+    """Where the user's code made a tensor that it reads now: the tensor's name there, and the line that assigned this
+    name. Without a name: the line that reads the tensor, which usually makes it too. None if all running code is
+    torch's.
 
-    outermost: the function whose frame ends the search. None if all code is torch's.
+    outermost: the function whose frame ends the search.
     """
     frames = list[FrameType]()
     for frame, _ in walk_stack(None):
@@ -35,8 +36,8 @@ def made_of(x: torch.Tensor, outermost: CodeType) -> Made | None:
             frames.append(frame)
     for find in (_attribute, _local, _global):
         for frame in frames:
-            if (found := find(frame, x)) is not None:
-                return found
+            if (place := find(frame, x)) is not None:
+                return place
     return Made("", line_of(Place(frames[0].f_code.co_filename, frames[0].f_lineno))) if frames else None
 
 

@@ -30,8 +30,8 @@ def key_of(batch: Batch) -> tuple[int, ...]:
 
 
 def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[tuple[int, ...]]:
-    """Keys (see `key_of`) of other batches, held-out ones included, with the first one's shapes, operations and
-    constants."""
+    """Keys (see `key_of`) of the other batches, held-out ones included, whose run has the shapes, operations and
+    constants of the recorded run."""
     first, *others = (*subject.batches, *subject.held_out)
     result = set[tuple[int, ...]]()
     for batch in (batch for batch in others if _shapes(batch) == _shapes(first)):

@@ -329,7 +329,7 @@ class _Recorder(Handler):
         node_kwargs = {name: value for name, value in node_kwargs.items() if name not in outs}
         value = result if isinstance(result, (torch.Tensor, tuple, list)) else changed[0]
         node = self._emit(target, node_args, node_kwargs, value)
-        if len(written) == 1 and isinstance(result, torch.Tensor):  # not a list
+        if len(written) == 1 and isinstance(result, torch.Tensor):  # `_foreach_` operations return lists
             self._write_from(op, node, written[0], tensors_in((args, kwargs)))
             return
         for index, x in enumerate(written):

@@ -129,7 +129,8 @@ def join_paths(paths: Sequence[ModelPath], warnings: Sequence[str] = ()) -> Capt
 
 
 def _twins_among(captures: Sequence[Capture]) -> dict[str, str]:
-    """{operation or input of a later capture: the same in an earlier capture}; the earliest decides last."""
+    """{operation or input of a later capture: the same one of an earlier capture}. If several earlier captures have
+    it, the earliest counts."""
     twins: dict[str, str] = {}
     for index, later in enumerate(captures):
         for earlier in captures[:index]:

@@ -142,10 +142,16 @@ def _is_of_autograd(code: CodeType) -> bool:
 
 
 def _place(frame: FrameType) -> Place:
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    offset = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))[2]  # in bytes
-    before = linecache.getline(file, line).encode()[:offset].decode(errors="ignore")
-    return Place(file, line, None if offset is None else len(before) + 1)
+    """The position of the expression that a frame runs."""
+    code = frame.f_code
+    file = code.co_filename
+    line = frame.f_lineno
+    instruction = frame.f_lasti // 2
+    _, _, column, _ = next(islice(code.co_positions(), instruction, None))  # the column is in bytes
+    if column is None:
+        return Place(file, line, None)
+    before = linecache.getline(file, line).encode()[:column].decode(errors="ignore")
+    return Place(file, line, len(before) + 1)
 
 
 @cache

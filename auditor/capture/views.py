@@ -39,7 +39,9 @@ class Geometry(NamedTuple):
         assert self.stride is not None
         places = torch.full(self.shape, self.offset)
         for dim, (size, step) in enumerate(zip(self.shape, self.stride, strict=True)):
-            places += (torch.arange(size) * step).reshape([-1 if i == dim else 1 for i in range(len(self.shape))])
+            along_dim = [1] * len(self.shape)
+            along_dim[dim] = size
+            places += (torch.arange(size) * step).reshape(along_dim)
         return places.reshape(-1)
 
 
@@ -94,7 +96,7 @@ def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geom
         return _take(emit, constant, whole, view.op, value)
     if view.index is None:
         return emit(view.op, (whole, *view.args), view.kwargs, value)
-    if operation_of(view.op).packet == "unbind":  # selecting one entry replaces unbind, which would compute all
+    if operation_of(view.op).packet == "unbind":  # `select` computes one of the results of `unbind`
         return emit(_aten.select.int, (whole, _dim_of(view), view.index), {}, value)
     along = _slice_of(own, parent)
     if along is not None:
@@ -282,7 +284,8 @@ def address(x: torch.Tensor) -> int | None:
 def geometry_of(x: torch.Tensor) -> Geometry:
     """A tensor's current layout in its storage."""
     if address(x) is None:
-        return Geometry(tuple(x.shape) if not x.is_nested else (), None, 0, x.dtype)
+        shape = () if x.is_nested else tuple(x.shape)
+        return Geometry(shape, None, 0, x.dtype)
     return Geometry(tuple(x.shape), tuple(x.stride()), int(x.storage_offset()), x.dtype)
 
 

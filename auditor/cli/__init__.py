@@ -144,7 +144,7 @@ def exit_code_of(command: Callable[[], int | None], debug: bool) -> int:
 
 def _explain(error: Exception) -> tuple[str, str]:
     """The message of an error, with a hint on what to do next."""
-    said = describe(error, None)
+    explanation = describe(error, None)
     if out_of_memory(error):
         message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
         error = AuditorError(message, slug="out-of-memory")
@@ -159,9 +159,9 @@ def _explain(error: Exception) -> tuple[str, str]:
             return str(error), f"`{PROGRAM} --help` lists the options"
         return str(error), f"`{PROGRAM} explain {error.slug}` explains this error"
     if caused_by(error, TimeoutError):
-        return f"stopped by a time limit, {said}", "raise the limit, or give smaller inputs"
+        return f"stopped by a time limit, {explanation}", "raise the limit, or give smaller inputs"
     where = "".join(f" {note}" for note in getattr(error, "__notes__", ())[:1])
-    return f"internal error{where}, {said}", "please report this error with the output of --debug"
+    return f"internal error{where}, {explanation}", "please report this error with the output of --debug"
 
 
 class Parser(argparse.ArgumentParser):
@@ -171,9 +171,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        unknown = re.findall(r"(?<=\s)-[^\s=]+", message) if message.startswith("unrecognized arguments: ") else []
-        close = dict.fromkeys(match for flag in unknown for match in difflib.get_close_matches(flag, known, 1, 0.7))
-        raise bad(f"{message}: did you mean {' and '.join(close)}?" if close else message)
+        close = dict[str, None]()
+        if message.startswith("unrecognized arguments: "):
+            for flag in re.findall(r"(?<=\s)-[^\s=]+", message):
+                close |= dict.fromkeys(difflib.get_close_matches(flag, known, 1, 0.7))
+        if close:
+            raise bad(f"{message}: did you mean {' and '.join(close)}?")
+        raise bad(message)
 
 
 def parser() -> Parser:
@@ -186,10 +190,10 @@ def parser() -> Parser:
     below = whole.add_subparsers(title="target or verb", metavar="TARGET | VERB", required=True, parser_class=Parser)
     _add_options(whole, Audit, Audit.takes[1:])
     for name, verb in VERBS.items():
-        said = " ".join(str(verb.__doc__).split())
-        text = textwrap.fill(said, WIDTH)
+        description_text = " ".join(str(verb.__doc__).split())
+        text = textwrap.fill(description_text, WIDTH)
         part = below.add_parser(
-            name, help=said, usage=_usage(name, verb), description=text, epilog=_epilog(verb), **how
+            name, help=description_text, usage=_usage(name, verb), description=text, epilog=_epilog(verb), **how
         )
         _add_options(part, verb, verb.takes)
     whole.parts = below.choices
@@ -226,19 +230,30 @@ def parse(words: Sequence[str]) -> Verb:
     """Parse the command line. The verb, `audit` by default, may follow flags. Raises: AuditorError."""
     whole = parser()
     actions = [action for part in whole.parts.values() for action in part._actions if action.nargs is None]
-    valued = {flag for action in actions for flag in action.option_strings}
+    flags_with_value = {flag for action in actions for flag in action.option_strings}
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
-        at += 2 if words[at] in valued else 1
+        at += 2 if words[at] in flags_with_value else 1
     if at >= len(words):
         whole.parse_args(words)
     word = words[at]
-    name, rest = (word, [*words[:at], *words[at + 1 :]]) if word in VERBS else ("audit", words)
-    close = suggest(word, VERBS, cutoff=0.75) if rest is words and re.fullmatch(r"[a-z-]+", word) else ""
-    if close and not (Path(word).exists() or Path(f"{word}.py").exists() or importlib.util.find_spec(word)):
+    if word not in VERBS:
+        _refuse_misspelt_verb(word)
+        return command_of(vars(whole.parts["audit"].parse_args(words)), Audit)
+    given = vars(whole.parts[word].parse_args([*words[:at], *words[at + 1 :]]))
+    return command_of(given, Audit) if word == "audit" else validate(VERBS[word], given)
+
+
+def _refuse_misspelt_verb(word: str) -> None:
+    """Refuse a word that looks like a verb, unless it is a file or a module. Raises: AuditorError."""
+    if not re.fullmatch(r"[a-z-]+", word):
+        return
+    close = suggest(word, VERBS, cutoff=0.75)
+    if not close:
+        return
+    is_target = Path(word).exists() or Path(f"{word}.py").exists() or importlib.util.find_spec(word)
+    if not is_target:
         raise AuditorError(f"no verb, file or module is called {word!r}: {close}", "missing-target")
-    given = vars(whole.parts[name].parse_args(rest))
-    return command_of(given, Audit) if name == "audit" else validate(VERBS[name], given)
 
 
 def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:

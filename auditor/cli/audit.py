@@ -86,16 +86,20 @@ def _ran(settings: WithTarget, progress: Display, known: Audit | None) -> int:
 def _answer(settings: WithTarget, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
     """Print the result and return the exit code: 1 for findings at or above the chosen severity, or if the user's score
     rejects every plan."""
-    new, report = compare.fresh(known, audit) if known else audit.findings, directory / "report.html"
-    github = settings.format == "github"
-    below = reporters.below(audit, directory, files, len(new) if known else None) if settings.format == "text" else ""
-    if below:
+    new = compare.fresh(known, audit) if known else audit.findings
+    report = directory / "report.html"
+    below = ""
+    if settings.format == "text":
+        below = reporters.below(audit, directory, files, len(new) if known else None)
         say(reporters.text(audit, most=reporters.LINES - below.count("\n")))
+    elif settings.format == "github":
+        say(reporters.REPORTERS["github"](replace(audit, findings=new)))
+        page = os.environ.get("GITHUB_STEP_SUMMARY")
+        if page:
+            with Path(page).open("a", encoding="utf-8") as summary:
+                summary.write(reporters.REPORTERS["md"](audit))
     else:
-        say(reporters.REPORTERS[settings.format](replace(audit, findings=new) if github else audit))
-    if github and (page := os.environ.get("GITHUB_STEP_SUMMARY")):
-        with Path(page).open("a", encoding="utf-8") as summary:
-            summary.write(reporters.REPORTERS["md"](audit))
+        say(reporters.REPORTERS[settings.format](audit))
     if settings.explain_layer is not None:
         say(kept.explain_layer(audit, settings.explain_layer) + "\n")
     say(below)

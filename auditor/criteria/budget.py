@@ -91,8 +91,8 @@ def _as_error(measure: Distance, metric: Distance, outputs: Sequence[torch.Tenso
     if getattr(metric, "higher_is_better", None) is not True:
         if best > max_error:
             hint = f"if higher values are better, set `{name}.higher_is_better = True`: the error is then the loss"
-            said = f"metric={name} returned {best:.3g} for equal outputs, above max_error, {max_error:.3g}"
-            raise CallbackError(f"{said}: {hint}", "bad-callback")
+            message = f"metric={name} returned {best:.3g} for equal outputs, above max_error, {max_error:.3g}"
+            raise CallbackError(f"{message}: {hint}", "bad-callback")
         return measure
 
     def loss(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:

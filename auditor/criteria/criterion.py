@@ -161,10 +161,13 @@ class Criterion:
     @property
     def measure_text(self) -> str:
         """The measure with its arguments, as text: `topk(5)`."""
-        said = [
-            f"{v}" if n in ("k", "form", "over", "threshold", "by", "peak") else f"{n}={v}" for n, v in self.options
-        ]
-        return f"{self.kind}({', '.join(said)})" if said else self.kind
+        if not self.options:
+            return self.kind
+        arguments = list[str]()
+        for name, value in self.options:
+            is_positional = name in ("k", "form", "over", "threshold", "by", "peak")
+            arguments.append(f"{value}" if is_positional else f"{name}={value}")
+        return f"{self.kind}({', '.join(arguments)})"
 
     @property
     def allows_nothing(self) -> bool:
@@ -175,7 +178,7 @@ class Criterion:
         """The criterion's value for an argument in brackets; `default` if absent."""
         return dict(self.options).get(name, default)
 
-    def speaks_of(self, name: str) -> bool:
+    def covers(self, name: str) -> bool:
         """Whether the criterion covers the output called `name`."""
         wanted = self.output
         return name == wanted or name.startswith(f"{wanted}.") or ("*" in wanted and fnmatchcase(name, wanted))
@@ -261,7 +264,7 @@ def _criteria_in_text(given: str, output: str | None) -> Iterator[Criterion]:
     for text in texts or [given]:  # an empty string must raise, since it sets no limit
         name, colon, rest = text.partition(":")
         is_function = name.strip().endswith(".py")
-        if output or (last and (not colon or is_function)):  # the output of the criterion before
+        if output or (last and (not colon or is_function)):  # the criterion is for the output of the one before
             name = str(last)
             colon = ":"
             rest = text
@@ -298,7 +301,7 @@ def _parse_criterion(output: str, text: str) -> Criterion:
         target, advice = parse(kind), "a criterion names a function as f.py:name, called as name(reference, candidate)"
         if not callable(function := named_in(target, advice, SLUG)):
             raise LoadError(f"{target.label} has no function {target.symbol!r}: {advice}", slug=SLUG)
-    return make_criterion(output, kind, match["limit"], sign=match["sign"], said=match["said"], function=function)
+    return make_criterion(output, kind, match["limit"], sign=match["sign"], arguments=match["said"], function=function)
 
 
 def make_criterion(
@@ -307,7 +310,7 @@ def make_criterion(
     limit: Any,
     *,
     sign: str | None = None,
-    said: str | None = None,
+    arguments: str | None = None,
     function: Function | None = None,
 ) -> Criterion:
     """Build a criterion. Raises: AuditorError(slug="bad-criterion") for a bad measure, direction, limit or argument.
@@ -322,7 +325,7 @@ def make_criterion(
         prefers_higher = sign is None and getattr(function, "higher_is_better", None) is True
         if sign == AT_LEAST or prefers_higher:
             best = math.inf  # until its value for equal outputs is known
-    options = () if function else _options(KINDS[kind], said)
+    options = () if function else _options(KINDS[kind], arguments)
     criterion = Criterion(output, kind, math.nan, options, function, best)
     limit = _number(limit, f"the limit of '{output}: {criterion.measure_text}'")
     criterion = replace(criterion, limit=limit)
@@ -348,10 +351,10 @@ def _number(value: Any, what: str) -> float:
     return result
 
 
-def _options(kind: Kind, said: str | None) -> Options:
+def _options(kind: Kind, in_brackets: str | None) -> Options:
     """Parse arguments in brackets: `name=value`, a number by position, or a word that only one argument allows."""
     result: dict[str, int | float | str] = {}
-    for part in filter(None, (part.strip() for part in (said or "").split(","))):
+    for part in filter(None, (part.strip() for part in (in_brackets or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))
         if not equals:
             left = [(one, takes) for one, takes in kind.takes.items() if one not in result]
@@ -367,14 +370,23 @@ def _options(kind: Kind, said: str | None) -> Options:
 
 
 def _option(kind: Kind, name: str, text: str) -> int | float | str:
-    takes, what = kind.takes[name], f"{name} of {kind.name}"
+    takes = kind.takes[name]
+    what = f"{name} of {kind.name}"
     if isinstance(takes, tuple):
         if text in takes:
             return text
         raise bad_criterion(f"{what} must be {' or '.join(takes)}, not {text!r}")
-    result = _number(text, what)
-    whole, counted = takes is int, name in ("k", "peak")
-    if math.isinf(result) or (whole and result != int(result)) or (counted and result <= 0):
-        words = f"a{' whole' if whole else ''} number{' above 0' if counted else ''}"
+    number = _number(text, what)
+    is_whole = takes is int
+    is_positive = name in ("k", "peak")
+    is_valid = math.isfinite(number)
+    if is_whole:
+        is_valid = is_valid and number == int(number)
+    if is_positive:
+        is_valid = is_valid and number > 0
+    if not is_valid:
+        words = "a whole number" if is_whole else "a number"
+        if is_positive:
+            words += " above 0"
         raise bad_criterion(f"{what} must be {words}, not {text}")
-    return int(result) if whole else result
+    return int(number) if is_whole else number

@@ -63,7 +63,7 @@ def by_default(
     result = list[Criterion]()
     for index, (name, output) in enumerate(zip(outputs.names, outputs, strict=True)):
         node = nodes[index] if told_apart else None
-        is_free = bool(output.numel()) and not _spoken_of(criteria, name)
+        is_free = bool(output.numel()) and not _is_covered(criteria, name)
         criterion = _default_of(name, output, node, max_error) if is_free else None
         if criterion is not None:
             result.append(criterion)
@@ -144,7 +144,7 @@ def propose(
     for title, run in runs:
         joint = run.joint if run.joint is not None else run.measured_error
         for name, error in run.apart.items():
-            if name in proposed or _spoken_of(criteria, name):
+            if name in proposed or _is_covered(criteria, name):
                 continue
             proposed.add(name)
             times = f", {error / joint:,.0f} times the error of all outputs together" if joint else ""
@@ -154,8 +154,8 @@ def propose(
     inputs = _input_shapes(capture)
     if len(nodes) == len(names):
         for name, node in zip(names, nodes, strict=True):
-            if not _spoken_of(criteria, name) and (found := _suggestion(node, inputs)):
-                yield Proposal(name, f"{name}: {found[0]}", found[1])
+            if not _is_covered(criteria, name) and (suggestion := _suggestion(node, inputs)):
+                yield Proposal(name, f"{name}: {suggestion[0]}", suggestion[1])
 
 
 def _suggestion(node: fx.Node, inputs: Collection[tuple[int, ...]]) -> tuple[str, str] | None:
@@ -207,8 +207,8 @@ def _output_nodes(capture: Capture) -> list[fx.Node]:
     return [nodes[name] for name in capture.outputs]
 
 
-def _spoken_of(criteria: Sequence[Criterion], name: str) -> bool:
-    return any(one.speaks_of(name) for one in criteria)
+def _is_covered(criteria: Sequence[Criterion], name: str) -> bool:
+    return any(one.covers(name) for one in criteria)
 
 
 def _input_shapes(capture: Capture) -> set[tuple[int, ...]]:

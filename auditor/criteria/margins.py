@@ -64,9 +64,13 @@ class Margins:
 
     def flips(self, change: float) -> float:
         """Expected share of flips if every margin changes by a normal error of this standard deviation."""
-        if self.inside is None or self.outside is None:
-            return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
-        return self.lost * float(count_replaced(self.inside, self.outside, change).sum()) / self.size.numel()
+        if self.inside is not None and self.outside is not None:
+            replaced = count_replaced(self.inside, self.outside, change)
+            return self.lost * float(replaced.sum()) / self.size.numel()
+        if change <= 0:
+            return 0.0
+        chances = torch.special.ndtr(-self.size / change)
+        return self.lost * float(chances.mean())
 
     @cached_property
     def allowed_change(self) -> float:
@@ -268,7 +272,7 @@ def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -
     result = torch.zeros_like(inside[:, 0])
     if not change > 0:
         return result
-    change = min(change, 1e100)  # inf has no differences
+    change = min(change, 1e100)  # with inf, differences of positions would be NaN
     is_near = inside[:, -1] - outside[:, 0] < FAR * change
     parts = [result[:0]]
     for chosen, others in zip(
@@ -303,12 +307,19 @@ def _expected_replaced(chosen: torch.Tensor, others: torch.Tensor, change: float
 
 def _threshold_variance(low: torch.Tensor) -> float:
     """The variance to add to the mean square of a threshold's margins if they lie on a grid; else 0."""
-    above, below = low[low > 0], low[low <= 0]
+    above = low[low > 0]
+    below = low[low <= 0]
     if not len(above) or not len(below):
         return 0.0
-    least, most = float(above.min()), -float(below.max())
-    on_grid = int((above == least).sum()) > 1 and int((below == -most).sum()) > 1
-    return math.pi / 2 * ((least - most) / 2) ** 2 - (least + most) ** 2 / 12 if on_grid else 0.0
+    nearest_above = float(above.min())
+    nearest_below = -float(below.max())
+    is_repeated_above = int((above == nearest_above).sum()) > 1
+    is_repeated_below = int((below == -nearest_below).sum()) > 1
+    if not (is_repeated_above and is_repeated_below):  # then the margins lie on no grid
+        return 0.0
+    spacing = nearest_above + nearest_below
+    shift = (nearest_above - nearest_below) / 2  # of the threshold, to the middle between two numbers
+    return math.pi / 2 * shift**2 - spacing**2 / 12
 
 
 Form = Callable[[torch.Tensor], torch.Tensor]

@@ -54,17 +54,19 @@ class Criteria:
     @property
     def rest_criterion(self) -> Criterion:
         """The error budget `max_error` of outputs without a criterion, as a Criterion."""
-        own = None if self.joint is output_error else self.joint
-        return Criterion(OTHERS, name_of(own) if own else "rel_l2", self.max_error, function=own)
+        if self.joint is output_error:
+            return Criterion(OTHERS, "rel_l2", self.max_error)
+        return Criterion(OTHERS, name_of(self.joint), self.max_error, function=self.joint)
 
     def all(self, names: Sequence[str] | None = None) -> tuple[Criterion, ...]:
         """The criteria, and the error budget if some outputs in `names` have no criterion."""
         rest = self.rest_criterion
-        return (*self.each, rest) if self.output_indices(rest, self.names if names is None else names) else self.each
+        has_rest = self.output_indices(rest, self.names if names is None else names)
+        return (*self.each, rest) if has_rest else self.each
 
     def __call__(self, reference: Tensors, candidate: Tensors) -> float:
         """The largest share that any criterion uses of its limit; above 1, a limit is exceeded."""
-        return max((held.share for held in self.evaluate(reference, candidate)), default=0.0)
+        return max((result.share for result in self.evaluate(reference, candidate)), default=0.0)
 
     def evaluate(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
         """The value of every criterion, and of the error budget if some outputs have no criterion.
@@ -125,8 +127,8 @@ class Criteria:
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
         """Indices of the outputs that a criterion covers; for `rest_criterion`, outputs that no criterion covers."""
         if criterion.output == OTHERS:
-            return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
-        return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))
+            return tuple(i for i, name in enumerate(names) if not any(one.covers(name) for one in self.each))
+        return tuple(i for i, name in enumerate(names) if criterion.covers(name))
 
     def _one(self, criterion: Criterion, reference: Tensors, candidate: Tensors, expected: bool) -> CriterionResult:
         """Compute the value of one criterion. Raises: MeasureError(slug="shape-mismatch")."""
@@ -198,7 +200,7 @@ def criteria_for(
     """
     checked: list[Criterion] = []
     for criterion in criteria:
-        indices = [index for index, name in enumerate(reference.names) if criterion.speaks_of(name)]
+        indices = [index for index, name in enumerate(reference.names) if criterion.covers(name)]
         if not indices:
             raise bad_criterion(_no_output(criterion, reference.names))
         for index in indices:

@@ -60,8 +60,11 @@ def _gap(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def rel_max(r: torch.Tensor, c: torch.Tensor, _: Criterion) -> float:
-    off, size = float(_gap(r, c).abs().max()), float(finite(r).abs().max())
-    return off / size if size else (0.0 if off == 0 else math.inf)
+    largest_gap = float(_gap(r, c).abs().max())
+    largest_value = float(finite(r).abs().max())
+    if largest_value:
+        return largest_gap / largest_value
+    return 0.0 if largest_gap == 0 else math.inf
 
 
 def rows(x: torch.Tensor, criterion: Criterion) -> torch.Tensor:
@@ -87,11 +90,14 @@ def nats(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
 
 
 def topk(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
-    ours, theirs = rows(r, criterion), rows(c, criterion)
+    ours = rows(r, criterion)  # [rows, entries]
+    theirs = rows(c, criterion)
     k = int(criterion.option("k", 1))
-    first = criterion.kind == "top1"  # as argmax: the first of equal entries
-    taken = ours.gather(-1, theirs.argmax(-1, keepdim=True) if first else theirs.topk(k, -1).indices)
-    return float((taken >= ours.topk(k, -1).values[:, -1:]).double().mean())
+    is_top1 = criterion.kind == "top1"  # as argmax: the first of equal entries
+    chosen = theirs.argmax(-1, keepdim=True) if is_top1 else theirs.topk(k, -1).indices
+    chosen_values = ours.gather(-1, chosen)  # [rows, k]
+    least_of_top = ours.topk(k, -1).values[:, -1:]  # [rows, 1]
+    return float((chosen_values >= least_of_top).double().mean())
 
 
 def flips(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
@@ -103,7 +109,8 @@ def flips(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
 
 
 def cosine(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
-    """The mean over rows; 1 for two rows of zeros, 0 for one. Entries that are not finite in the reference are left out."""
+    """Mean cosine similarity of the rows: 1 for two rows of zeros, 0 if only one is zero. Entries that are not finite
+    in the reference are left out."""
     is_finite = torch.isfinite(r)
     ours = rows(torch.where(is_finite, r, torch.zeros_like(r)), criterion)  # [rows, entries]
     theirs = rows(torch.where(is_finite, c, torch.zeros_like(c)), criterion)
@@ -121,16 +128,25 @@ def cosine(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
 
 
 def psnr(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
-    mean = float(_gap(r, c).square().sum()) / max(int(torch.isfinite(r).sum()), 1)
+    finite_entries = max(int(torch.isfinite(r).sum()), 1)
+    mean_square = float(_gap(r, c).square().sum()) / finite_entries
+    if mean_square == 0:
+        return math.inf
     peak = peak_of(r, criterion)
-    return math.inf if mean == 0 else (20 * math.log10(peak) - 10 * math.log10(mean) if peak else -math.inf)
+    if not peak:
+        return -math.inf
+    return 20 * math.log10(peak) - 10 * math.log10(mean_square)
 
 
 def peak_of(r: torch.Tensor, criterion: Criterion) -> float:
     """The peak value that a PSNR refers to, by default the range of the finite reference entries."""
-    said = criterion.option("peak", None)
+    given = criterion.option("peak", None)
+    if given is not None:
+        return float(given)
     known = r[torch.isfinite(r)]
-    return float(said) if said is not None else (float(known.max() - known.min()) if known.numel() else 0.0)
+    if not known.numel():
+        return 0.0
+    return float(known.max() - known.min())
 
 
 def iou(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:

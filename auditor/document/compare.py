@@ -135,21 +135,23 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
 
     def steady(finding: Finding) -> bool:
         """Whether the contributions behind a finding grew at most by the factor BAND."""
-        pairs = [
-            [found.get(fmt, {}).get(finding.owner, {}).get(finding.op, 0.0) for found in both]
-            for fmt in finding.formats
-        ]
-        return comparable and any(now for _, now in pairs) and all(now <= BAND * was for was, now in pairs)
+        pairs = list[tuple[float, float]]()
+        for fmt in finding.formats:
+            was, now = (found.get(fmt, {}).get(finding.owner, {}).get(finding.op, 0.0) for found in both)
+            pairs.append((was, now))
+        if not comparable or not any(now for _, now in pairs):
+            return False
+        return all(now <= BAND * was for was, now in pairs)
 
     left: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for old in before.findings:
         left[_identity(old)].append(old)
     new = set()
     for place, finding in sorted(enumerate(audit.findings), key=lambda pair: -_level(pair[1])):
-        held = left[_identity(finding)]
-        known = max((old for old in held if _covers(old, finding, steady)), key=_level, default=None)
+        candidates = left[_identity(finding)]
+        known = max((old for old in candidates if _covers(old, finding, steady)), key=_level, default=None)
         if known is not None:
-            held.remove(known)
+            candidates.remove(known)
         elif finding.rule not in MEASURED or not steady(finding):
             new.add(place)
     return tuple(audit.findings[place] for place in sorted(new))

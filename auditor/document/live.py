@@ -45,8 +45,8 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
         return quantize(model, audit, str(name))
     audit, chosen = select(plan, name)
     result = _apply(model, audit, chosen)
-    if said := unmeasured_modules(audit, chosen):
-        warnings.warn(said, stacklevel=2)
+    if warning := unmeasured_modules(audit, chosen):
+        warnings.warn(warning, stacklevel=2)
     return result
 
 
@@ -169,7 +169,7 @@ def _under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, .
     names: dict[int, list[str]] = {}
     for name, item in named:
         names.setdefault(id(item), []).append(name)
-    return tuple(tuple(found) for found in names.values() if len(found) > 1)
+    return tuple(tuple(same) for same in names.values() if len(same) > 1)
 
 
 def check_fit(model: nn.Module, audit: Audit | None) -> None:
@@ -182,8 +182,8 @@ def check_fit(model: nn.Module, audit: Audit | None) -> None:
         return
     scopes = (path for plan in audit.plans.values() for path in plan.scopes)
     paths = {*scopes, *audit.classes, *(row.module for row in audit.ledger)}
-    if said := misfit(model, audit.parameters, audit.structure, sorted(paths)):
-        raise PlanError(f"{said}.", slug="plan-mismatch")
+    if misfit_words := misfit(model, audit.parameters, audit.structure, sorted(paths)):
+        raise PlanError(f"{misfit_words}.", slug="plan-mismatch")
 
 
 def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:

@@ -111,10 +111,8 @@ def audit_of(document: Any, where: str) -> Audit:
 
 
 def applicable(document: Any, where: str) -> Audit:
-    """Like `audit_of`, but the audit must have a plan, and the plans' strategies must exist; formats too.
-
-    Raises: PlanError(slug="bad-plan").
-    """
+    """Like `audit_of`, but the audit must have a plan, and the strategies and formats of its plans must exist. Raises:
+    PlanError(slug="bad-plan")."""
     result = audit_of(document, where)
     if not result.plans:
         raise _wrong(where, ("plans",), "an object with a plan", {})
@@ -169,14 +167,16 @@ def programs_in(directory: Path) -> tuple[str, ...]:
 
 def json_path(place: Place) -> str:
     """A location in a document as JSONPath: `$.plans.cast_fp16.scopes["blocks.0"].precision`; long names are cut."""
-    names = [
-        f"{step[:77]}..." if isinstance(step, str) and len(step) > 80 else step for step in place if step != "[key]"
-    ]
-    steps = (
-        f"[{step}]" if isinstance(step, int) else f".{step}" if step.isidentifier() else f"[{json.dumps(step)}]"
-        for step in names
-    )
-    return "$" + "".join(steps)
+    path = "$"
+    for step in place:
+        if step == "[key]":
+            continue
+        if isinstance(step, int):
+            path += f"[{step}]"
+            continue
+        name = f"{step[:77]}..." if len(step) > 80 else step
+        path += f".{name}" if name.isidentifier() else f"[{json.dumps(name)}]"
+    return path
 
 
 def _plan_in(path: Path) -> Path:
@@ -229,15 +229,18 @@ def default_directory(subject: Subject, *, writes: bool = True) -> Path:
     If that folder has the audit of another file's model, names of parent folders of the model's file precede NAME.
     writes: whether files will be written there. Raises: AuditorError(slug="bad-output") if that is impossible.
     """
-    name, file = subject.name, subject.origin.path if subject.origin else None
-    folders = list(Path(file).parts[-2:0:-1]) if file else []
+    name = subject.name
+    file = subject.origin.path if subject.origin else None
+    parents = list(Path(file).parts[-2:0:-1]) if file else []
     while True:
         safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
-        directory, audited = Path("audits") / (safe or "model"), None
+        directory = Path("audits") / (safe or "model")
+        audited = None
         with suppress(OSError, ValueError, LookupError, TypeError):
             audited = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["subject"]["file"]
-        if not file or not folders or not audited or str(audited) == portable_path(file):
+        is_of_other_file = file and audited and str(audited) != portable_path(file)
+        if not is_of_other_file or not parents:
             if writes:
                 check_directory(directory)
             return directory
-        name = f"{folders.pop(0)}-{name}"
+        name = f"{parents.pop(0)}-{name}"

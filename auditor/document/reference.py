@@ -53,15 +53,17 @@ def json_schema(file: str = PLAN) -> str:
     """The JSON schema of plan.json or measurements.json, as text."""
     records = objects()
     split = {name for name, fields in records.items() if any(map(_is_measured, fields.values()))}
-    kept = {
-        name: {
-            key: {about: item for about, item in value.items() if about not in ("default", "measured")}
-            for key, value in fields.items()
-            if _is_in(value, name in split, split, file)
-        }  # without defaults, since the files contain every field
-        for name, fields in records.items()
-    }
-    top = {**_TOP, **(_BESIDE if file == MEASUREMENTS else {}), **kept.pop("Audit")}
+    kept = dict[str, dict[str, Any]]()
+    for name, fields in records.items():
+        kept[name] = {}
+        for key, value in fields.items():
+            if _is_in(value, name in split, split, file):
+                # Without defaults, since the files contain every field.
+                kept[name][key] = {about: item for about, item in value.items() if about not in ("default", "measured")}
+    top: dict[str, Any] = dict(_TOP)
+    if file == MEASUREMENTS:
+        top |= _BESIDE
+    top |= kept.pop("Audit")
     head = {"$schema": _Schema.schema_dialect, "title": f"{file}, format_version {FORMAT_VERSION}"}
     definitions = {name: _object(kept[name]) for name in sorted(_named_in(top, kept))}
     return json.dumps({**head, **_object(top), "$defs": definitions}, indent=2) + "\n"

@@ -18,9 +18,12 @@ from .read import audit_in
 
 def quantized_audit(plan: Any, name: str | None) -> Audit | None:
     """The audit, if `name` is one of its plans of quantization schemes; else None. Raises: PlanError."""
-    is_audit = isinstance(plan, Audit | str | PathLike) or (isinstance(plan, Mapping) and "plans" in plan)
-    audit = audit_in(plan) if name and is_audit else None
-    return audit if audit and any(name == one.name for one in audit.quantized_plans) else None
+    is_document = isinstance(plan, Mapping) and "plans" in plan
+    if not name or not (is_document or isinstance(plan, Audit | str | PathLike)):
+        return None
+    audit = audit_in(plan)
+    names = [quantized.name for quantized in audit.quantized_plans]
+    return audit if name in names else None
 
 
 def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], object] = lambda: None) -> nn.Module:
@@ -39,6 +42,6 @@ def quantize(model: nn.Module, audit: Audit, name: str, then: Callable[[], objec
             then()
         result: nn.Module = names["quantize"](model)
     except Exception as error:
-        said = f"torchao cannot apply the plan {name!r} to this model: {first_line(error)}"
-        raise PlanError(said, slug="no-arithmetic") from error
+        message = f"torchao cannot apply the plan {name!r} to this model: {first_line(error)}"
+        raise PlanError(message, slug="no-arithmetic") from error
     return result

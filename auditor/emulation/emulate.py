@@ -50,7 +50,8 @@ class Emulation(Handler):
         if not region.enabled or region.dtype == "float32":
             return args, kwargs
         row = format_of(getattr(torch, region.dtype))
-        writes = not isinstance(op, torch._ops.OpOverload) or mutates(op)  # autocast ignores operations that write
+        # Autocast casts nothing for operations that write in place.
+        writes = not isinstance(op, torch._ops.OpOverload) or mutates(op)
         how = "none" if writes else operation_of(op).autocast
         if how == "none" or row is None:
             return args, kwargs

@@ -67,7 +67,7 @@ class SubsetLowPrecision(Semantics):
     """Computes some operations in a format and all other operations in FP32, for one run.
 
     inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results,
-    converted to FP32, for other operations. held: {operation: its result in another run}; the discrete values in it
+    converted to FP32, for other operations. decisions: {operation: its result in another run}; the discrete values in it
     replace the operation's own. Raises: UnsupportedInFormat, or the exception of an operation, in `compute`.
     """
 
@@ -77,18 +77,18 @@ class SubsetLowPrecision(Semantics):
         inside: Collection[str],
         format: str,
         round: Callable[[Any], Any],
-        held: Mapping[str, Any] | None = None,
+        decisions: Mapping[str, Any] | None = None,
     ) -> None:
-        self._held = held or {}
+        self._decisions = decisions or {}
         self._capture, self._format, self._round = capture, format, round
-        self.changed = {name for name in inside if name not in self._held}
+        self.changed = {name for name in inside if name not in self._decisions}
         self.left: dict[fx.Node, Any] = {}
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """Compute the node, in the format if its name is in `inside`."""
         arrived = self.receive(n, value_of)
-        if n.name in self._held:
-            return hold_decisions(n, self._held[n.name], arrived)
+        if n.name in self._decisions:
+            return hold_decisions(n, self._decisions[n.name], arrived)
         if n.name not in self.changed:
             return super().compute(n, arrived)
         literals = low_literals(self._capture.nodes[n.name], self._format)
@@ -244,11 +244,16 @@ def low_literals(node: Node, format: str) -> Literals | None:
     In a model stored in low precision, an operation that reads FP32 tables computes in FP32, and no constant is
     recorded for the format. An operation without a constant gets the constant that was recorded under autocast.
     """
-    stored, regional = node.literals.get(format), node.autocast_literals.get(format)
-    numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))} if regional else {}
+    stored = node.literals.get(format)
+    regional = node.autocast_literals.get(format)
+    if regional is None:
+        return stored
+    numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))}
     if not numbers:
         return stored
-    return replace(stored or Literals(), arguments=numbers | dict(stored.arguments if stored else {}))
+    if stored is None:
+        return Literals(arguments=numbers)
+    return replace(stored, arguments={**numbers, **stored.arguments})
 
 
 def with_literals(

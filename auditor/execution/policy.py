@@ -117,23 +117,30 @@ class Layout:
     @cached_property
     def deciding_owners(self) -> Mapping[str, tuple[str, ...]]:
         """{placeholder: modules whose precision decides its storage}: the modules that read or share it."""
-        held = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
+        holders = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
         readers = readers_of(self.capture).items()
-        return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers}
+        return {name: tuple(dict.fromkeys((*owners, *holders.get(name, ())))) for name, owners in readers}
 
     @cached_property
     def stored_placeholders(self) -> tuple[tuple[Placeholder, tuple[str, ...]], ...]:
         """Placeholders that the strategy may store low, each with the modules whose precision decides (inputs: the
         root)."""
-        places = (p for p in self.capture.placeholders if p.kind in self.how.stores and p.name not in self.low)
-        return tuple((p, ("",) if p.kind == "input" else self.deciding_owners.get(p.name, ())) for p in places)
+        result = list[tuple[Placeholder, tuple[str, ...]]]()
+        for place in self.capture.placeholders:
+            if place.kind not in self.how.stores or place.name in self.low:
+                continue
+            deciding = ("",) if place.kind == "input" else self.deciding_owners.get(place.name, ())
+            result.append((place, deciding))
+        return tuple(result)
 
     @cached_property
     def low(self) -> frozenset[str]:
         """Parameters and buffers that the user's model stores in low precision; no plan converts them."""
         state = {place.name for place in self.capture.placeholders if place.kind in ("parameter", "buffer")}
         nodes = (node for node in self.capture.graph_module.graph.nodes if node.name in state)
-        return frozenset(node.name for node in nodes if (held := dtype(node)) is not None and is_low(held))
+        return frozenset(
+            node.name for node in nodes if (stored_dtype := dtype(node)) is not None and is_low(stored_dtype)
+        )
 
     @cached_property
     def inputs(self) -> frozenset[str]:
@@ -303,9 +310,13 @@ class Policy(Semantics):
 
     def has_fp32_output(self, node: Node) -> bool:
         """Whether a node is a product of low-precision inputs with FP32 output."""
-        path = node.function.path if node.function and self._fp32_output and operation(node.op).product else None
-        scopes = (self.wrapped.get(call.path) for call in self.enclosing_calls(node.name)) if path else ()
-        return any(scope is not None and path in scope.fp32_output for scope in scopes)
+        if node.function is None or not self._fp32_output or not operation(node.op).product:
+            return False
+        for call in self.enclosing_calls(node.name):
+            boundary = self.wrapped.get(call.path)
+            if boundary is not None and node.function.path in boundary.fp32_output:
+                return True
+        return False
 
     def setting(self, name: str) -> Setting:
         """The Setting of a node, before `Setting.in_region` applies the autocast regions of the model's code."""
@@ -358,9 +369,11 @@ class Policy(Semantics):
     def casts(self, node: Node) -> Casts:
         """The casts of a node; the replay and the dtype prediction both use this method."""
         setting = self.setting(node.name).in_region(node.region)
-        wide = self.has_fp32_output(node)
-        on = (setting.autocast or wide) and not node.in_place
-        return Casts(operation(node.op).autocast if on else "none", setting.precision, self._literals(node), wide)
+        fp32_output = self.has_fp32_output(node)
+        treatment: Treatment = "none"
+        if (setting.autocast or fp32_output) and not node.in_place:
+            treatment = operation(node.op).autocast
+        return Casts(treatment, setting.precision, self._literals(node), fp32_output)
 
     def _literals(self, node: Node) -> Literals:
         """The node's constants that depend on a dtype, if the code that reads the dtype runs in low precision. If the

@@ -198,12 +198,12 @@ class _FormatSemantics(Semantics):
         casts = self.policy.casts(self.policy.capture.nodes[n.name])
         asked = _asked_dtypes(n, casts.literals) if self._kinds[n].asks else []
         target = self._autocast_target(n, casts, inputs, bool(asked))
-        told = ""  # the format that the call asks for, unless autocast to low precision decides
+        asked_format = ""  # the format that the call asks for, unless autocast to low precision decides
         if asked and not (target is not None and target.low):
-            told = _name(asked[0])
-        inputs.note_casts_of_kernel(told if target is None else target.name)
+            asked_format = _name(asked[0])
+        inputs.note_casts_of_kernel(asked_format if target is None else target.name)
         handed = self._handed(n, inputs, target)
-        kernel, conflict = ("fp32", False) if casts.fp32_output else self._kernel(n, handed, told)
+        kernel, conflict = ("fp32", False) if casts.fp32_output else self._kernel(n, handed, asked_format)
         return NodeType(
             dtype=kernel if casts.literals.result is None else _name(casts.literals.result),
             kernel=kernel,
@@ -250,11 +250,11 @@ class _FormatSemantics(Semantics):
                 handed[source.name] = target.name
         return handed
 
-    def _kernel(self, n: fx.Node, handed: Mapping[str, str], told: str) -> tuple[str, bool]:
+    def _kernel(self, n: fx.Node, handed: Mapping[str, str], asked_format: str) -> tuple[str, bool]:
         """The format of the kernel's result, and whether the kernel gets dtypes that it cannot promote."""
         recorded = self._kinds[n]
-        if told and recorded.format:
-            return told, False
+        if asked_format and recorded.format:
+            return asked_format, False
         if recorded.complex:
             return self._complex_format(n, handed), False
         floats = self._floats(n, handed)
@@ -296,7 +296,7 @@ class _FormatSemantics(Semantics):
     def _is_refused(self, n: fx.Node, handed: Mapping[str, str]) -> bool:
         """Whether CUDA refuses the mixture of formats that the kernel's tensors have."""
         if len({format for format in handed.values() if format}) < 2:
-            return False  # no mixture
+            return False  # all tensors have one format
         op = overload_of(n.target)
         if not facts_of(op).restricts_dtypes:
             return False

@@ -41,7 +41,7 @@ class Feature:
 
     @property
     def scorer(self) -> Scorer | None:
-        """What accepts or refuses a plan beside the error budget."""
+        """The scorer that accepts or refuses plans in addition to the error budget; None if the feature has none."""
         return None
 
     def after_plans(self, made: MadePlans, planning: PlanningContext, stages: Stages) -> MadePlans:

@@ -50,17 +50,17 @@ def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
     """
     process = process_state()
     with plain_torch():
-        held = _Snapshot(roots)
+        snapshot = _Snapshot(roots)
     try:
         if seed is not None:
             reseed(seed)
-        with held.memory.saved_before_written():
+        with snapshot.memory.saved_before_written():
             yield
     except BaseException as error:
-        for problem in held.restore(process):
+        for problem in snapshot.restore(process):
             error.add_note(problem)
         raise
-    if problems := held.restore(process):
+    if problems := snapshot.restore(process):
         raise AuditorError("\n".join(problems), slug="state-not-restored")
 
 
@@ -156,12 +156,13 @@ class _Snapshot:
             yield from state.children
         elif isinstance(value, nn.Module):
             stores = value._parameters, value._buffers, value._modules
-            yield from (member for store in stores for _, member in store.items())  # TorchScript's tensors are in C++
+            for store in stores:
+                yield from (member for _, member in store.items())  # TorchScript's dicts have no values()
             self.memory.save([buffer for _, buffer in value._buffers.items() if buffer is not None])
         for kind in _kinds_of(type(value)):  # type: ignore[arg-type]
-            held = kind.read(value) or _EMPTY
-            self._contents.append((value, kind, held))
-            yield from held if kind.leads else ()
+            items = kind.read(value) or _EMPTY
+            self._contents.append((value, kind, items))
+            yield from items if kind.leads else ()
 
 
 @dataclass(frozen=True)
@@ -173,11 +174,11 @@ class _Kind:
     leads: bool = True
 
 
-def _put_back(owner: Any, kind: _Kind, held: list[Any]) -> None:
+def _put_back(owner: Any, kind: _Kind, original_items: list[Any]) -> None:
     """Write the original items back into a container, in their order, unless the container is unchanged."""
     now = kind.read(owner)
-    if len(now) != len(held) or any(a is not b for a, b in zip(now, held, strict=True)):
-        kind.write(owner, held)
+    if len(now) != len(original_items) or any(a is not b for a, b in zip(now, original_items, strict=True)):
+        kind.write(owner, original_items)
 
 
 @lru_cache(maxsize=1024)
@@ -206,9 +207,9 @@ def _is_open(cls: type) -> bool:
     return cls.__module__.startswith(_OPEN_TORCH) if package == "torch" else package not in sys.stdlib_module_names
 
 
-def _pairs(held: list[Any]) -> Iterator[tuple[Any, Any]]:
+def _pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
     """(key, value) pairs from a list of all keys followed by all values."""
-    return zip(held[: len(held) // 2], held[len(held) // 2 :], strict=True)
+    return zip(items[: len(items) // 2], items[len(items) // 2 :], strict=True)
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
@@ -222,8 +223,8 @@ def _read_object(owner: Any) -> list[Any]:
     return [type(owner), *own, *own.values()]
 
 
-def _write_object(owner: Any, held: list[Any]) -> None:
-    cls, *named = held
+def _write_object(owner: Any, items: list[Any]) -> None:
+    cls, *named = items
     if type(owner) is not cls:
         object.__setattr__(owner, "__class__", cls)
     own = _dict_of(owner)
@@ -232,15 +233,15 @@ def _write_object(owner: Any, held: list[Any]) -> None:
 
 
 def _read_slots(names: list[str], owner: Any) -> list[Any]:
-    held = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
-    return [*held, *held.values()]
+    values = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
+    return [*values, *values.values()]
 
 
-def _write_slots(names: list[str], owner: Any, held: list[Any]) -> None:
+def _write_slots(names: list[str], owner: Any, values: list[Any]) -> None:
     for name in names:
         if hasattr(owner, name):
             object.__delattr__(owner, name)
-    for name, value in _pairs(held):
+    for name, value in _pairs(values):
         object.__setattr__(owner, name, value)
 
 
@@ -252,9 +253,9 @@ def _read_dict(owner: dict[Any, Any]) -> list[Any]:
     return [*keys, *(dict.__getitem__(owner, key) for key in keys)]
 
 
-def _write_dict(owner: dict[Any, Any], held: list[Any]) -> None:
+def _write_dict(owner: dict[Any, Any], items: list[Any]) -> None:
     _base(owner).clear(owner)
-    for key, value in _pairs(held):
+    for key, value in _pairs(items):
         _base(owner).__setitem__(owner, key, value)
 
 
@@ -274,8 +275,8 @@ def _read_buffers(owner: torch.jit.ScriptModule) -> list[Any]:
     return [part for item in owner._buffers.items() for part in item]
 
 
-def _write_buffers(owner: torch.jit.ScriptModule, held: list[Any]) -> None:
-    for name, buffer in zip(held[::2], held[1::2], strict=True):
+def _write_buffers(owner: torch.jit.ScriptModule, items: list[Any]) -> None:
+    for name, buffer in zip(items[::2], items[1::2], strict=True):
         owner._buffers[name] = buffer
 
 

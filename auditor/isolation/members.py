@@ -130,13 +130,15 @@ def misfit(model: nn.Module, parameters: int, structure: str, paths: Collection[
     if structure_of(model) == structure if structure else count == parameters:
         return ""
     inner = unwrap_model(model)
-    said = f"the plan was made for {parameters} parameters, this model has {count}"
+    message = f"the plan was made for {parameters} parameters, this model has {count}"
     if count == parameters:
-        said = f"the plan was made for another model than this {type(inner).__name__}: other names, classes or shapes"
+        message = (
+            f"the plan was made for another model than this {type(inner).__name__}: other names, classes or shapes"
+        )
     inside = module_that_fits(inner, parameters, structure)
     if inside:
-        return f"{said}; it fits {inside!r} in this model: apply it to this module"
-    return f"{said}. {advice_on_names(inner, paths) or advice_on_additions(inner)}"
+        return f"{message}; it fits {inside!r} in this model: apply it to this module"
+    return f"{message}. {advice_on_names(inner, paths) or advice_on_additions(inner)}"
 
 
 def module_that_fits(model: nn.Module, parameters: int, structure: str) -> str:
@@ -204,11 +206,11 @@ def rename_scopes(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:
 
 def stored_low(model: nn.Module, attributes: bool = False) -> list[torch.Tensor]:
     """List parameters and buffers in FP16 or BF16, each once. attributes: include modules' other tensor attributes."""
-    held: list[Any] = [x for _, x in named_tensors(model)]
+    tensors: list[Any] = [x for _, x in named_tensors(model)]
     if attributes:
         named = [item for module in modules_of(model) for item in vars(module).items()]
-        held += pytree.tree_leaves([value for name, value in named if name not in OWN])
-    return [x for x in {id(x): x for x in held}.values() if isinstance(x, torch.Tensor) and is_plainly_low(x)]
+        tensors += pytree.tree_leaves([value for name, value in named if name not in OWN])
+    return [x for x in {id(x): x for x in tensors}.values() if isinstance(x, torch.Tensor) and is_plainly_low(x)]
 
 
 def is_plainly_low(x: torch.Tensor) -> bool:

@@ -86,8 +86,17 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    fields = [item.name for item in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    declared = [vars(kind).get("__slots__", ()) for kind in reversed(type(value).__mro__)]
-    slots = [name for names in declared for name in ((names,) if isinstance(names, str) else names)]
-    own = {name: part for name, part in getattr(value, "__dict__", {}).items() if isinstance(name, str)}
-    return {name: own[name] if name in own else getattr(value, name, None) for name in (*fields, *own, *slots)}
+    """{name: value} of an object: dataclass fields, then attributes in the order they were set, then slots."""
+    fields = list[str]()
+    if dataclasses.is_dataclass(value):
+        fields = [item.name for item in dataclasses.fields(value)]
+    slots = list[str]()
+    for kind in reversed(type(value).__mro__):
+        declared = vars(kind).get("__slots__", ())
+        slots += (declared,) if isinstance(declared, str) else declared
+    attributes = getattr(value, "__dict__", {})
+    own = {name: part for name, part in attributes.items() if isinstance(name, str)}
+    members = dict[str, Any]()
+    for name in (*fields, *own, *slots):
+        members[name] = own[name] if name in own else getattr(value, name, None)
+    return members

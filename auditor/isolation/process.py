@@ -120,8 +120,9 @@ def ieee() -> AbstractContextManager[None]:
 
 def loose(found: Flags, device: str) -> tuple[str, ...]:
     """Formats that the flags `found` allow in place of FP32 on a device, such as `tf32`; () if FP32 is IEEE FP32."""
-    precisions = [found.get(name) for name in (ON_A_GPU if is_gpu(device) else ON_A_CPU)]
-    return tuple(dict.fromkeys(one for one in precisions if one not in (None, "none", "ieee")))
+    names = ON_A_GPU if is_gpu(device) else ON_A_CPU
+    values = dict.fromkeys(found.get(name) for name in names)
+    return tuple(value for value in values if value not in (None, "none", "ieee"))
 
 
 @contextmanager

@@ -115,7 +115,7 @@ class StorageCopies:
             except RuntimeError as error:
                 yield f"a storage of {copy.nbytes()} bytes: {error}"
         for storage, size in self._known.values():
-            if storage.nbytes() > size:  # growing kept the bytes
+            if storage.nbytes() > size:  # a storage that grew still begins with the original bytes
                 storage.resize_(size)
             if storage.nbytes() != size:
                 yield f"a storage of {size} bytes was resized to {storage.nbytes()}, not by an operation that torch reports"

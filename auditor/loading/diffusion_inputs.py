@@ -142,7 +142,7 @@ def _condition(name: str, config: Mapping[str, Any], shape: tuple[int, ...], is_
 
 
 def _labels(config: Mapping[str, Any]) -> Tensor | None:
-    """Classes for a model that is conditioned on them."""
+    """Random class labels; None for a model that is not conditioned on classes, or that computes its labels."""
     if config.get("class_embed_type") in ("timestep", "projection", "simple_projection"):
         return None
     classes = config.get("num_class_embeds")
@@ -161,7 +161,8 @@ def _positions(count: int) -> Tensor:
 
 
 def _added(config: Mapping[str, Any]) -> dict[str, Tensor | None] | None:
-    """Conditions of SDXL, and of PixArt, which accepts none."""
+    """The argument `added_cond_kwargs`: text embeddings and sizes for SDXL, empty entries for PixArt; None for other
+    models."""
     if config.get("addition_embed_type") == "text_time":
         side = 8.0 * float(config.get("sample_size") or SIDE)
         sizes = torch.tensor([[side, side, 0.0, 0.0, side, side]])

@@ -165,8 +165,8 @@ def built_for_method(built: BuiltModel, method: str, target: Target) -> BuiltMod
     if not callable(getattr(built.model, method, None)):
         methods = [name for name in dir(type(built.model)) if not name.startswith("_") and not hasattr(nn.Module, name)]
         hint = suggest(method, methods) or f"it has {', '.join(methods[:8]) or 'only forward'}"
-        said = f"{type(built.model).__name__} in {target.label} has no method {method!r}: {hint}"
-        raise LoadError(said, slug="no-symbol")
+        message = f"{type(built.model).__name__} in {target.label} has no method {method!r}: {hint}"
+        raise LoadError(message, slug="no-symbol")
     if method == "forward":
         return built
     model = copy.copy(built.model)  # the user's module keeps the model with its own forward
@@ -200,12 +200,12 @@ def _entry_point(module: ModuleType, target: Target) -> str | None:
     functions = [name for name, value in public.items() if inspect.isfunction(value)]
     names = functions or [name for name, value in public.items() if _is_model_class(value)]
     if not names:
-        said = f"{target.path} defines no entry point"
-        raise LoadError(f"{said}: define a function that returns the model", slug="no-model")
+        message = f"{target.path} defines no entry point"
+        raise LoadError(f"{message}: define a function that returns the model", slug="no-model")
     if len(names) > 1:
         options = " or ".join(f"{target.path.parent}:{name}" for name in names[:4])
-        said = f"{target.path} defines {len(names)} entry points: name one, {options}"
-        raise LoadError(said, slug="ambiguous-model")
+        message = f"{target.path} defines {len(names)} entry points: name one, {options}"
+        raise LoadError(message, slug="ambiguous-model")
     return names[0]
 
 
@@ -326,8 +326,8 @@ def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /,
     if not args and not kwargs and (names := required_arguments(value)):
         values = ", ".join(f"{name}={_example_value(value, name)}" for name in names)
         example = f"{target.place}:{symbol}({values})"
-        said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
-        raise LoadError(said, slug="needs-arguments")
+        message = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
+        raise LoadError(message, slug="needs-arguments")
     reseed(seed)
     try:
         return call(value, what, "model-raises", *args, **kwargs)
@@ -396,7 +396,7 @@ def from_transformers(target: Target, folder: Path, seed: int) -> BuiltModel:
     transformers.utils.logging.set_verbosity_error()  # the notes list missing and ignored weights instead
     transformers.utils.logging.disable_progress_bar()
     model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **asked)
-    said = tuple(differences(model, info, folder.name))
+    notes_on_weights = tuple(differences(model, info, folder.name))
     stored_low = _count_low(stored, set(info.get("unexpected_keys", ())))
     stored_low = {name: min(count, size_of(model)) for name, count in stored_low.items()}
     origin = Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder))
@@ -405,7 +405,7 @@ def from_transformers(target: Target, folder: Path, seed: int) -> BuiltModel:
         if revision:
             arguments["revision"] = revision
         origin = replace(origin, init_args=(name,), folder=None)
-    return BuiltModel(model, origin, stored_low=stored_low, notes=notes, checkpoint=said)
+    return BuiltModel(model, origin, stored_low=stored_low, notes=notes, checkpoint=notes_on_weights)
 
 
 def _count_low(stored: Mapping[str, Tensor], ignored: Collection[str]) -> dict[str, int]:
@@ -435,8 +435,8 @@ def _config(transformers: Any, folder: Path) -> Any:
             slug="remote-code",
         ) from error
     if (quantized := getattr(config, "quantization_config", None)) is not None:
-        told = quantized if isinstance(quantized, Mapping) else vars(quantized)
-        method = told.get("quant_method", "a method of its own")
+        settings = quantized if isinstance(quantized, Mapping) else vars(quantized)
+        method = settings.get("quant_method", "a method of its own")
         raise LoadError(
             f"the checkpoint in {folder} is quantized ({getattr(method, 'value', method)}), so there are no FP32 "
             "values to compare with: give the original checkpoint, or save it dequantized (`model.dequantize()`, then "

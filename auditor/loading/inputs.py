@@ -260,8 +260,11 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
 
 
 def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[Batch, ...], tuple[str, ...]]:
-    """Leave out labels that forward does not take: the last of one argument too many, as in a DataLoader of (x, label)
-    pairs, and named entries, as in a dict of x and label. Returns the batches, and a note if something was left out."""
+    """Remove labels that forward does not take. Returns the batches, and a note if something was removed.
+
+    Labels are the positional arguments beyond those of forward, as in a DataLoader of (x, label) pairs, and entries
+    called such as `labels` that are no argument of forward, as in a dict of x and labels.
+    """
     parameters = arguments_of(model.forward)
     if not parameters:
         return batches, ()
@@ -299,7 +302,7 @@ def _takes_any_number(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def _are_labels(args: Sequence[Any], most: int) -> bool:
-    """Whether all arguments from number `most` on may be labels of the first."""
+    """Whether all arguments after the first `most` may be labels of the first argument."""
     return all(may_end_in_labels((args[0], one)) for one in args[most:])
 
 

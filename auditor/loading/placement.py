@@ -53,7 +53,7 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     ) from refused
 
 
-def beside(subject: Subject) -> Iterator[Subject]:
+def with_moved_inputs(subject: Subject) -> Iterator[Subject]:
     """Variants of the subject with its inputs moved to the model's GPU, see `_with_inputs_on`; none for a CPU model."""
     device = next((str(x.device) for x in subject.model.parameters() if x.device.type in NATIVE), None)
     if device is not None:

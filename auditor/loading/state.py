@@ -113,14 +113,17 @@ def _widen(subject: Subject, which: str, note: str) -> Subject:
 
 def held_outside(model: nn.Module) -> set[str]:
     """Names of meta parameters and buffers whose values accelerate's hooks store."""
-    return {
-        f"{path}.{name}" if path else name
-        for path, module in named_modules(model)
-        for hook in _hooks(module)
-        if hook.offload
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
-        if tensor.is_meta and (hook.place_submodules or "." not in name)
-    }
+    names = set[str]()
+    for path, module in named_modules(model):
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        for hook in _hooks(module):
+            if not hook.offload:
+                continue
+            for name, tensor in tensors:
+                is_of_hook = hook.place_submodules or "." not in name
+                if tensor.is_meta and is_of_hook:
+                    names.add(f"{path}.{name}" if path else name)
+    return names
 
 
 @contextmanager
@@ -227,10 +230,10 @@ def reject_non_finite(model: nn.Module) -> None:
             continue
         if (limit := offload.now()) is not None:
             limit.ease()  # this pass reads faster than the watching thread frees
-        held = entries(tensor.detach())
-        if held.float().sum().isfinite():
+        stored = entries(tensor.detach())
+        if stored.float().sum().isfinite():
             continue  # one pass; finding the entries takes ten times as long
-        bad = ~held.isfinite() if isinstance(tensor, nn.Parameter) else held.isnan()
+        bad = ~stored.isfinite() if isinstance(tensor, nn.Parameter) else stored.isnan()
         if count := int(bad.sum()):
             hint = "give a checkpoint from before training diverged"
             raise LoadError(

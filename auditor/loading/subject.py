@@ -28,7 +28,7 @@ from ..records import Batch, Origin, Subject
 from . import inputs, state
 from .discover import BuiltModel, discover
 from .doors import build, needed_packages
-from .placement import beside
+from .placement import with_moved_inputs
 from .state import held_outside, materialise, present, settle_precision
 from .target import Target, blame, import_target, parse, user_code
 from .texts import tokenize
@@ -137,7 +137,7 @@ def check(subject: Subject) -> Subject:
     """
     around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
     around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
-    if around:  # these modes would change the run
+    if around:  # inside these modes, the model would run in other dtypes or without data
         raise LoadError(f"the audit was called inside {around}: call auditor.audit outside of it", "bad-surroundings")
     _reject_classes(subject.name, (x for _, x in named_tensors(subject.model)))
     state.reject_non_finite(subject.model)
@@ -174,7 +174,7 @@ def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
     try:
         return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
     except LoadError:
-        for other in beside(subject):
+        for other in with_moved_inputs(subject):
             with suppress(LoadError):
                 return other, [_forward(other, batch) for batch in other.batches + other.held_out]
         raise

@@ -66,7 +66,9 @@ class Target:
     @property
     def label(self) -> str:
         """A name for messages: of the file or module, or the whole target if no Python file is its own."""
-        return self.text if self.hub else self.path.name if self.path else self.module
+        if self.hub:
+            return self.text
+        return self.path.name if self.path else self.module
 
     @property
     def name(self) -> str:
@@ -185,13 +187,13 @@ def import_target(target: Target) -> ModuleType:
         with _named_if_slow(target):
             return import_source(target.module, target.path)
     except (Exception, SystemExit) as error:
-        said = f"importing {target.label} raised {blame(error)}"
-        said += hint_at_file(error, target.path)
+        message = f"importing {target.label} raised {blame(error)}"
+        message += hint_at_file(error, target.path)
         if isinstance(error, SystemExit) and error.code == USAGE_ERROR:
-            said += f': if it parses its command line, give its arguments in the target, as "{target.label} -- --option value"'
+            message += f': if it parses its command line, give its arguments in the target, as "{target.label} -- --option value"'
         if isinstance(error, NameError) and error.name == "get_ipython":
-            said += ": remove the lines with get_ipython(), which only a notebook defines"
-        failure = LoadError(said, "import-raises")
+            message += ": remove the lines with get_ipython(), which only a notebook defines"
+        failure = LoadError(message, "import-raises")
         if isinstance(error, SyntaxError):
             place = f"{Path(error.filename or target.label).name}:{error.lineno}"
             failure = LoadError(f"{place}: syntax error, {error.msg}: fix the file and run again", "syntax-error")
@@ -222,8 +224,8 @@ def _named_if_slow(target: Target) -> Iterator[None]:
             place = f"{Path(frame.f_code.co_filename).name}:{line}"
             code = linecache.getline(frame.f_code.co_filename, line).strip()
             hint = 'move code that trains under `if __name__ == "__main__":`, or name a file that only builds the model'
-            said = f"importing {target.label} has taken {SLOW:g} seconds, now at {place} ({code[:60]}): {hint}"
-            print(f"warning: {printable(said)}", file=sys.stderr)
+            message = f"importing {target.label} has taken {SLOW:g} seconds, now at {place} ({code[:60]}): {hint}"
+            print(f"warning: {printable(message)}", file=sys.stderr)
 
     timer = threading.Timer(SLOW, name_line)
     timer.daemon = True

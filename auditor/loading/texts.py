@@ -37,10 +37,10 @@ def read_texts(path: Path) -> list[Any]:
         try:
             result.append(json.loads(line))
         except ValueError as error:
-            said = (
+            message = (
                 f"line {number} of {path.name} is no JSON ({error}): write a JSON string, or an object with `messages`"
             )
-            raise LoadError(said, slug="bad-inputs") from error
+            raise LoadError(message, slug="bad-inputs") from error
     return result
 
 
@@ -62,14 +62,16 @@ def tokenize(model: Any, value: Any) -> Any:
         transformers: Any = importlib.import_module("transformers")
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side="left", local_files_only=True)
     except Exception as error:
-        said = f"text inputs need a tokenizer in the folder of the model's weights ({describe(error)}): give token ids"
-        raise LoadError(said, "bad-inputs") from error
+        problem = (
+            f"text inputs need a tokenizer in the folder of the model's weights ({describe(error)}): give token ids"
+        )
+        raise LoadError(problem, "bad-inputs") from error
     chats = [row for row in rows if not isinstance(row, str)]
     if chats and len(chats) < len(rows):
         raise LoadError("the inputs mix texts and chats: give one of both", slug="bad-inputs")
     if chats and not getattr(tokenizer, "chat_template", None):
-        said = f"the inputs are chat messages, and the tokenizer in {where} has no chat template: give texts"
-        raise LoadError(said, slug="bad-inputs")
+        problem = f"the inputs are chat messages, and the tokenizer in {where} has no chat template: give texts"
+        raise LoadError(problem, slug="bad-inputs")
     try:
         texts = [_format(tokenizer, chat) for chat in chats] or rows
         if len(texts) > 1:
@@ -83,19 +85,25 @@ def tokenize(model: Any, value: Any) -> Any:
 
 def _rows(value: Any, names: Mapping[str, Any]) -> list[Any] | None:
     """The texts and chats in a value; None if it contains others. names: arguments of forward, which entries keep."""
-    if isinstance(value, str):
-        return [value]
-    if _is_chat(value):
+    if isinstance(value, str) or _is_chat(value):
         return [value]
     if isinstance(value, Mapping):
         row = _of_row(value, names)
-        return row if isinstance(row, list) and not _is_chat(row) else None if row is None else [row]
+        if row is None:
+            return None
+        is_texts = isinstance(row, list) and not _is_chat(row)
+        return row if is_texts else [row]
     if hasattr(value, "column_names"):  # a data set of the package `datasets`
         value = list(itertools.islice(value, MOST_ROWS))
     if not isinstance(value, list | tuple) or not value:
         return None
-    rows = [_of_row(row, names) if isinstance(row, Mapping) else row for row in value]
-    return rows if all(isinstance(row, str) or _is_chat(row) for row in rows) else None
+    rows = list[Any]()
+    for item in value:
+        row = _of_row(item, names) if isinstance(item, Mapping) else item
+        if not isinstance(row, str) and not _is_chat(row):
+            return None
+        rows.append(row)
+    return rows
 
 
 def _of_row(row: Mapping[str, Any], names: Mapping[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from .alone import Trace
 from .measure import Measurement
 from .probes import Sums, by_level, inner_products, probes
 from .rerun import PLAIN, OutputMetric
-from .values import Place, reading
+from .values import GradientPlace, reading
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
@@ -98,7 +98,7 @@ class Estimates:
 
 
 @dataclass(frozen=True)
-class Target:
+class ProbedOutputs:
     """The outputs that one criterion judges. forms: a Form per output, applied to a probe's signs. samples: whether
     samples are estimated separately.
 
@@ -111,7 +111,9 @@ class Target:
     tied: frozenset[str] = frozenset()
 
 
-def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
+def estimate(
+    measurement: Measurement, seed: int, target: ProbedOutputs | None = None, *, keep: bool = False
+) -> Estimates:
     """Estimate the effects of all errors on the outputs: one backward pass per random probe, with hooks on all values.
 
     target: the outputs of one criterion; only these are probed, with the criterion's quadratic forms, and estimates are
@@ -158,8 +160,9 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
 
 
 class _Passes(NamedTuple):
-    """Backward passes of an estimate. most: how many may run. at_once: results of how many wait to be added together.
-    are_cheap: whether all run; of expensive ones as few as suffice run, one by one."""
+    """How many backward passes an estimate runs. most: the largest number. at_once: number of passes whose results are
+    added together. are_cheap: whether all `most` passes run; expensive ones run one by one, until the estimate is
+    accurate enough."""
 
     most: int
     at_once: int
@@ -248,7 +251,7 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
 class _Hook:
     """Computes squared inner products of a value's gradients with the value's errors."""
 
-    def __init__(self, estimates: Estimates, place: Place, shape: torch.Size, batch: int | None) -> None:
+    def __init__(self, estimates: Estimates, place: GradientPlace, shape: torch.Size, batch: int | None) -> None:
         self.estimates = estimates
         self.place = place
         self.name, self.source, self.index = place
@@ -396,7 +399,7 @@ def first_order(measurement: Measurement, seed: int = 0, output_metric: OutputMe
     return FirstOrder(contributions, unseen, answers, quantized)
 
 
-def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
+def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, ProbedOutputs]:
     """{criterion: its outputs and the forms of their probes}; empty if any criterion has no quadratic form."""
     live = dict(enumerate(measurement.outputs))
     result = {}
@@ -408,7 +411,7 @@ def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
         tied = any(across(criterion, x) for x in outputs)
         pairs = criterion.kind in ("top1", "topk")
         rounding = _rounding(measurement, outputs[0]) if pairs else frozenset[str]()
-        result[str(criterion)] = Target(outputs, forms, not tied, rounding)
+        result[str(criterion)] = ProbedOutputs(outputs, forms, not tied, rounding)
     return result
 
 
@@ -432,8 +435,9 @@ def forms_of(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.T
     return None if form is None else (form,)
 
 
-def _most(found: Mapping[str, Contribution]) -> Contribution:
+def _most(by_criterion: Mapping[str, Contribution]) -> Contribution:
     """The contribution with the largest isolated effect, and its criterion. `own` and `cast`: maxima over criteria."""
-    criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
-    own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
-    return replace(most, own=own, cast=cast, criterion=criterion)
+    criterion, largest = max(by_criterion.items(), key=lambda pair: pair[1].isolated)
+    own = max(effect.own for effect in by_criterion.values())
+    cast = max(effect.cast for effect in by_criterion.values())
+    return replace(largest, own=own, cast=cast, criterion=criterion)

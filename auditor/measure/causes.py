@@ -68,14 +68,18 @@ def refine_causes(
     """Change the cause rounding to underflow if entries underflowed and outputs turned non-finite without overflow.
     Underflow before a division can turn outputs Inf or NaN; rounding cannot."""
 
-    def refine(error: NodeError, known: Contribution | None) -> NodeError:
-        whole = known is None or math.isfinite(known.isolated) or error.overflow or error.nan
-        return error if whole or error.cause != "rounding" or not error.underflow else replace(error, cause="underflow")
+    def refine(error: NodeError, effect: Contribution | None) -> NodeError:
+        if effect is None or math.isfinite(effect.isolated):
+            return error
+        if error.cause != "rounding" or not error.underflow or error.overflow or error.nan:
+            return error
+        return replace(error, cause="underflow")
 
-    return {
-        name: {fmt: refine(error, contributions[name].get(fmt)) for fmt, error in formats.items()}
-        for name, formats in errors.items()
-    }
+    result = dict[str, dict[str, NodeError]]()
+    for name, formats in errors.items():
+        effects = contributions[name]
+        result[name] = {fmt: refine(error, effects.get(fmt)) for fmt, error in formats.items()}
+    return result
 
 
 def breaks(error: NodeError, contribution: Contribution | None) -> bool:
@@ -134,14 +138,14 @@ def storage_notes(
     return tuple(_of(FORMATS[fmt], stored, total, merge_magnitudes(read)) for fmt in formats)
 
 
-def _of(fmt: Format, stored: Mapping[str, int], total: int, found: Magnitudes) -> str:
+def _of(fmt: Format, stored: Mapping[str, int], total: int, magnitudes: Magnitudes) -> str:
     name = label(fmt.name)
     if fmt.name in stored:
         share = "all" if stored[fmt.name] == total else f"{stored[fmt.name]:,} of {total:,}"
         return f"The model stores {share} weights in {name}, so rounding these weights adds no error in {name}."
     above = math.floor(math.log2(fmt.largest)) + 1
-    large = sum(count for exponent, count in found.exponents.items() if exponent >= above)
-    small = sum(count for exponent, count in found.exponents.items() if exponent < fmt.min_exponent)
+    large = sum(count for exponent, count in magnitudes.exponents.items() if exponent >= above)
+    small = sum(count for exponent, count in magnitudes.exponents.items() if exponent < fmt.min_exponent)
     came = " and ".join(map(label, stored))
     if not large and not small:
         fits = fmt.mantissa >= max(FORMATS[source].mantissa for source in stored) and sum(stored.values()) == total
@@ -150,7 +154,7 @@ def _of(fmt: Format, stored: Mapping[str, int], total: int, found: Magnitudes) -
         return f"The model stores weights in {came}. All lie in {name}'s range; rounding them adds error in {name}."
     becomes = "infinite" if fmt.overflows_to == "inf" else "its largest number"
     return (
-        f"The model stores weights in {came}, which has a wider range than {name}. Of {found.nonzero + found.zeros:,} "
+        f"The model stores weights in {came}, which has a wider range than {name}. Of {magnitudes.nonzero + magnitudes.zeros:,} "
         f"weights, {large:,} are {2.0**above:,.0f} or more and become {becomes} in {name}; {small:,} are below "
         f"{fmt.smallest_normal:.2g}, where {name} has fewer bits or only zero."
     )

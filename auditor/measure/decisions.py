@@ -64,7 +64,8 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
     own = {name: frozen.get(name, unreached) for name in names}
 
     def own_flips(name: str) -> float:
-        """Share of decisions that flip if all others are FP32's; if that was not counted, that flip at all."""
+        """The share of the operation's decisions that flip although all other operations take FP32's decisions; if
+        that run did not count it, the share that flips in the run where all may flip."""
         decision = free[name] if own[name].own is None else own[name]
         return decision.seen or 0.0
 
@@ -122,21 +123,25 @@ class _LowRuns:
     def __init__(
         self, measurement: Measurement, format: str, output_metric: OutputMetric, nodes: Mapping[str, fx.Node]
     ) -> None:
-        self.measurement, self.format, self.output_metric, self.nodes = measurement, format, output_metric, nodes
-        self._round, self._reference = rounder(measurement.capture, format), [x.detach() for x in measurement.outputs]
+        self.measurement = measurement
+        self.format = format
+        self.output_metric = output_metric
+        self.nodes = nodes
+        self._round = rounder(measurement.capture, format)
+        self._reference = [x.detach() for x in measurement.outputs]
         self._low = {name for name, errors in measurement.errors.items() if errors[format].unsupported is None}
 
     def run(
-        self, held: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
+        self, fixed: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
     ) -> tuple[float, dict[str, Decision], set[str]]:
         """Return the outputs' error, a Decision per operation in `counted`, and names of operations with changed
         results.
 
-        held: operations that take FP32's decisions. wide: operations that run in FP32. A failed run has the error inf.
+        fixed: operations that take FP32's decisions. wide: operations that run in FP32. A failed run has the error inf.
         """
         beat()
         capture, values = self.measurement.capture, self.measurement.values
-        kept = {name: values[name] for name in held}
+        kept = {name: values[name] for name in fixed}
         low = SubsetLowPrecision(capture, self._low - set(wide), self.format, self._round, kept)
         executor = Executor(capture.graph_module, low, before=Replay(values))
         seen, changed, result = dict[str, Decision](), set[str](), None
@@ -240,13 +245,19 @@ def _rows_of_scores(x: torch.Tensor, dim: int | None, smallest_first: bool) -> t
 
 def _count_read(n: fx.Node, dim: int) -> int | None:
     """How many leading entries of a sorted dimension are read; None if any operation reads other entries."""
-    indices = [user for user in n.users if user.args[1] == 1] if row_of(n).packet == "sort" else [n]
-    readers = [arguments_with_defaults(user) for one in indices for user in one.users]
+    indices = [n]
+    if row_of(n).packet == "sort":
+        indices = [user for user in n.users if user.args[1] == 1]
     sizes = tensors_in(n.meta["val"])[0].shape or (1,)
-    same = dim, dim - len(sizes), dim + len(sizes)  # a dimension may count from the end
-    first = all(
-        given.get("dim") in same and not (given.get("start") or given.get("index", "end" not in given))
-        for given in readers
-    )
-    read = max((len(range(sizes[dim])[: given.get("end", 1)]) for given in readers), default=0)
-    return read if first and 0 < read < sizes[dim] else None
+    same_dim = (dim, dim - len(sizes), dim + len(sizes))  # a dimension may count from the end
+    count = 0
+    for index in indices:
+        for reader in index.users:
+            given = arguments_with_defaults(reader)
+            is_select = "end" not in given
+            start = given.get("start") or given.get("index", is_select)
+            if given.get("dim") not in same_dim or start:
+                return None
+            read = range(sizes[dim])[: given.get("end", 1)]
+            count = max(count, len(read))
+    return count if 0 < count < sizes[dim] else None

@@ -17,12 +17,12 @@ from ..records import Batch, InputRange
 def input_ranges(model: nn.Module, batches: Iterable[Batch]) -> tuple[InputRange, ...]:
     """The range of every input tensor over all batches, in the order of the first batch; of its shape and dtype, the
     first batch's."""
-    found = dict[str, list[Tensor]]()
+    by_input = dict[str, list[Tensor]]()
     for batch in batches:
         names = named_inputs(model, batch)
         for tensor in {id(x): x for x in tensors_in(batch)}.values():
-            found.setdefault(names.get(id(tensor), "input"), []).append(tensor)
-    return tuple(_range_of(name, tensors) for name, tensors in found.items())
+            by_input.setdefault(names.get(id(tensor), "input"), []).append(tensor)
+    return tuple(_range_of(name, tensors) for name, tensors in by_input.items())
 
 
 def _range_of(name: str, tensors: list[Tensor]) -> InputRange:

@@ -24,7 +24,7 @@ from .alone import Leaves, LowPrecisionProbe, Trace
 from .products import sample_product
 from .quantized import QuantizedLayers
 from .reference import Back, Reference, as_leaf
-from .values import Listener, Place, Values, reading
+from .values import GradientPlace, Listener, Values, reading
 
 AT_ONCE = 4
 """Peak memory of measuring an operation, as a multiple of the size of its inputs and results."""
@@ -53,8 +53,8 @@ class Measurement:
     values: Values
     readings: dict[str, Mapping[str, bool]] = field(default_factory=dict)
     live: dict[str, Leaves] = field(default_factory=dict)
-    places: dict[Place, torch.Size] = field(default_factory=dict)
-    listeners: dict[Place, Listener] = field(default_factory=dict)
+    places: dict[GradientPlace, torch.Size] = field(default_factory=dict)
+    listeners: dict[GradientPlace, Listener] = field(default_factory=dict)
     elements: int = 0
     discrete: set[str] = field(default_factory=set)
     ranges: dict[str, Magnitudes] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Measurement:
         if not all(x.is_floating_point() and is_plain(x) for x in leaves[:1]):
             self.discrete.add(n.name)
         for index, leaf in enumerate(leaves):
-            self.listen(Place(n.name, n.name, index), leaf)
+            self.listen(GradientPlace(n.name, n.name, index), leaf)
         detached = over_tensors(torch.Tensor.detach, reference)
         self.values.keep(n, detached)
         real = next((entries(leaf) for leaf in tensors_in(detached) if is_number(leaf)), None)
@@ -96,7 +96,7 @@ class Measurement:
         self.readings[n.name] = {value: copy is not None for value, copy in copies.items()}
         for value, copy in copies.items():
             if copy is not None:
-                self.listen(Place(reading(n.name, value), value, 0), copy)
+                self.listen(GradientPlace(reading(n.name, value), value, 0), copy)
 
     def run_alone(self, n: fx.Node, used_up: Iterable[fx.Node]) -> None:
         """Run an operation in every format, and store its errors and their traces. used_up: nodes whose results no later
@@ -115,7 +115,7 @@ class Measurement:
         self.errors[n.name] = errors
         self.traces[n.name] = traces
 
-    def listen(self, place: Place, leaf: torch.Tensor) -> None:
+    def listen(self, place: GradientPlace, leaf: torch.Tensor) -> None:
         """Pass a value's gradients on to `listeners`; the hook does not keep the value alive."""
         if format_of(leaf.dtype) is None or not leaf.requires_grad or not is_plain(leaf):
             return

@@ -36,14 +36,14 @@ REPEATED = (37, 211)
 
 @dataclass(frozen=True)
 class FP32Runs:
-    """The measured noise of FP32, and the outputs of the first run as {id of a batch: outputs}.
+    """Results of repeated FP32 runs. measured: their noise. outputs: {id of a batch: outputs of the first run}.
 
     graded: outputs with gradients enabled, or the model's exception; None if equal to the first run's on a CPU. fused:
     whether runs without gradients take PyTorch's fused transformer path, see `takes_fused_path`.
     """
 
-    found: Noise = field(default_factory=Noise)
-    known: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    measured: Noise = field(default_factory=Noise)
+    outputs: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     graded: list[torch.Tensor] | str | None = None
     fused: bool = False
 
@@ -126,17 +126,24 @@ def takes_fused_path(subject: Subject, batch: Batch, unfused: NamedTensors, seed
     return 0 < error <= ALIKE
 
 
-def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:
+def without_noise(
+    contributions: Mapping[str, Mapping[str, Contribution]], noise: Noise
+) -> dict[str, dict[str, Contribution]]:
     """Contributions for predicting plans: 0 if a run changed the outputs by no more than the noise.
 
     Each run contains the whole noise, so a sum over operations would count the noise once per operation.
     """
 
-    def quiet(one: Contribution) -> Contribution:
-        ran = one.decided_by in ("re-run", "group")
-        return replace(one, isolated=0.0, own=0.0, cast=0.0) if ran and one.isolated <= noise.floor else one
+    def quiet(effect: Contribution) -> Contribution:
+        is_measured = effect.decided_by in ("re-run", "group")
+        if is_measured and effect.isolated <= noise.floor:
+            return replace(effect, isolated=0.0, own=0.0, cast=0.0)
+        return effect
 
-    return {name: {fmt: quiet(one) for fmt, one in formats.items()} for name, formats in found.items()}
+    result = dict[str, dict[str, Contribution]]()
+    for name, formats in contributions.items():
+        result[name] = {fmt: quiet(effect) for fmt, effect in formats.items()}
+    return result
 
 
 def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, float], tuple[str, ...]]:

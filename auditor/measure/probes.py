@@ -127,7 +127,7 @@ class Sums:
     finest: list[float] = field(default_factory=list)
 
     def add(self, squares: list[list[float]], counts: list[int]) -> None:
-        """Add squares by level and sample, with the number of terms in each level."""
+        """Add squared inner products, by level and sample, with the number of terms in each level."""
         self.squares = [total + sum(new) for total, new in zip(self.squares, squares, strict=True)]
         self.counts = [total + new for total, new in zip(self.counts, counts, strict=True)]
         self.finest += squares[0]

@@ -93,7 +93,9 @@ class Layer:
     @property
     def kind(self) -> str:
         """The kind of layer, as in `Scheme.fits`: embedding | convolution | linear. Experts are linear layers."""
-        return "embedding" if self.given is None else "convolution" if self.roles.spatial else "linear"
+        if self.given is None:
+            return "embedding"
+        return "convolution" if self.roles.spatial else "linear"
 
 
 def key_of(parameter: str) -> str:

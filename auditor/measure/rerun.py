@@ -61,8 +61,8 @@ class OutputMetric:
         """
         relative = output_error(reference, candidate)
         if isinstance(self.distance, Criteria):
-            held = self.distance.evaluate(reference, candidate, expected=True)
-            most = max(held, key=lambda one: one.share, default=None)
+            results = self.distance.evaluate(reference, candidate, expected=True)
+            most = max(results, key=lambda one: one.share, default=None)
             share, criterion = (most.share, str(most.criterion)) if most is not None else (0.0, "")
             return (share if math.isfinite(relative) else relative), criterion
         if self.distance is output_error or not math.isfinite(relative):
@@ -154,22 +154,28 @@ class Reruns:
 
 def chooses_otherwise(n: fx.Node, result: Any, values: Mapping[str, Any]) -> bool:
     """Whether a discontinuous result (index, mask, rounding to integers) differs from the node's in `values`."""
-    row, ours = row_of(n), tensors_in(result)
-    if row.asks_shape or row.asks_finite or not (row.steps or not all(map(is_number, ours))):
+    row = row_of(n)
+    tensors = tensors_in(result)
+    if row.asks_shape or row.asks_finite:
         return False
-    pairs = zip(ours, tensors_in(values[n.name]), strict=False)
-    return any(extent(x) != extent(y) or bool((x != y).any()) for x, y in pairs if row.steps or not is_number(y))
+    if not row.steps and all(map(is_number, tensors)):
+        return False
+    for x, y in zip(tensors, tensors_in(values[n.name]), strict=False):
+        is_discontinuous = row.steps or not is_number(y)
+        if is_discontinuous and (extent(x) != extent(y) or bool((x != y).any())):
+            return True
+    return False
 
 
 def regions_of(
-    measured: Measurement, found: Mapping[str, Mapping[str, Contribution]], output_metric: OutputMetric
+    measured: Measurement, contributions: Mapping[str, Mapping[str, Contribution]], output_metric: OutputMetric
 ) -> Iterator[FlaggedRegion]:
     """Run each region (connected operations that change the outputs noticeably) in low precision, all else in FP32.
     Yields the region's joint effect and, to compare it with, the root sum of squares of its operations' own effects."""
     nodes = measured.capture.nodes
     limit = SENSITIVE_SHARE * output_metric.limit
     for fmt in measured.formats:
-        effects = {name: by_format[fmt] for name, by_format in found.items()}
+        effects = {name: by_format[fmt] for name, by_format in contributions.items()}
         flagged = set[str]()
         for name, errors in measured.errors.items():
             if not effects[name].isolated <= limit and errors[fmt].unsupported is None:

@@ -55,7 +55,7 @@ def measure_uncertain(
         check = runs.check_predictions()
         if check is not None:
             checks[fmt] = check
-        for name, contribution in runs.found.items():
+        for name, contribution in runs.effects.items():
             result[name][fmt] = contribution
     return result, checks
 
@@ -76,13 +76,13 @@ contained them."""
 
 
 class FormatRuns:
-    """Runs of operations in one format. found: {operation: its Contribution, as measured by runs}."""
+    """Runs of operations in one format. effects: {operation: its Contribution, as measured by runs}."""
 
     def __init__(self, reruns: Reruns, first: FirstOrder) -> None:
         measurement = reruns.measurement
         fmt = reruns.format
         self.reruns = reruns
-        self.found: dict[str, Contribution] = {}
+        self.effects: dict[str, Contribution] = {}
         self._measurement = measurement
         self._limit = reruns.output_metric.limit
         self._answers = first.answers
@@ -106,7 +106,7 @@ class FormatRuns:
             if self.reruns.spent >= MAX_RUNS:
                 self._bound_group(group, larger_group)
             elif len(group) == 1:
-                self.found[group[0]] = self._run_alone(group[0])
+                self.effects[group[0]] = self._run_alone(group[0])
             else:
                 self._run_group(group, waiting)
         if not self._answers:
@@ -143,9 +143,9 @@ class FormatRuns:
             return rate * effect if rate else 0.0  # not 0 * inf
 
         for name, first in self._first.items():
-            known = self.found.get(name, first)
+            known = self.effects.get(name, first)
             if known.decided_by in ("first-order", "not-run"):
-                self.found[name] = replace(
+                self.effects[name] = replace(
                     known, isolated=scaled(known.isolated), own=scaled(known.own), cast=scaled(known.cast)
                 )
 
@@ -167,7 +167,7 @@ class FormatRuns:
 
     def _predictions(self) -> dict[str, float]:
         """{operation: predicted effect}, of all operations without a run that can run in the format."""
-        known = {**self._first, **self.found}
+        known = {**self._first, **self.effects}
         return {
             name: known[name].isolated
             for name, error in self._errors.items()
@@ -233,7 +233,7 @@ class FormatRuns:
         if error <= SENSITIVE_SHARE * self._limit:
             self._bound_group(names, ran)
         elif math.isfinite(error) and sees_all:  # first order sees the whole effect
-            self.found |= {name: self._first[name] for name in names}
+            self.effects |= {name: self._first[name] for name in names}
         else:
             middle = len(names) // 2
             self._queue(waiting, names[:middle], ran)
@@ -245,11 +245,11 @@ class FormatRuns:
         for name in names:
             first = self._first[name]
             if not ran.error <= self._limit:
-                self.found[name] = replace(first, decided_by="not-run")
+                self.effects[name] = replace(first, decided_by="not-run")
                 continue
             own, cast = self._split_bound(first, ran)
             bound = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion, reads=first.reads)
-            self.found[name] = bound
+            self.effects[name] = bound
 
     def _split_bound(self, first: Contribution, ran: _GroupRun) -> tuple[float, float]:
         """Expected effects of an operation's own error and of the rounding of its result, within its group's error: as
@@ -300,7 +300,7 @@ class FormatRuns:
         return error / together
 
     def _copy_to_twins(self) -> None:
-        self.found |= {view: self.found[first] for view, first in self._twins.items() if first in self.found}
+        self.effects |= {view: self.effects[first] for view, first in self._twins.items() if first in self.effects}
 
     def _nearest(self, names: Iterable[str], predictions: Mapping[str, float]) -> list[str]:
         """Operations sorted by the ratio of their predictions to the budget: those nearest to it first."""
@@ -314,7 +314,7 @@ class FormatRuns:
                 continue
             if self.reruns.spent < most_spent:
                 measured = self._run_alone(first_view)
-                self.found[first_view] = measured
+                self.effects[first_view] = measured
                 self._compared[first_view] = (predictions[first_view], measured.isolated)
 
     def _relevant_pairs(self) -> list[tuple[float, float]]:
@@ -358,7 +358,7 @@ class FormatRuns:
 
     def _independent_errors(self) -> list[float]:
         """Predicted effects of each operation's own error, and of the rounding of each weight and input."""
-        known = {**self._first, **self.found}
+        known = {**self._first, **self.effects}
         placeholders = self._measurement.capture.placeholders
         own = [known[name].own for name in self._errors]
         rounding = [known[place.name].cast for place in placeholders if place.name in known]

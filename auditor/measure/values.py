@@ -20,7 +20,7 @@ Listener = Callable[[torch.Tensor | None], None]
 """Function that receives a value's gradient in each backward pass, or None if the pass does not reach the value."""
 
 
-class Place(NamedTuple):
+class GradientPlace(NamedTuple):
     """A tensor with a gradient. name: the node, or see `reading`; source: the node that computes it; number: index of
     the tensor in the node's result."""
 
@@ -39,29 +39,29 @@ class Values(Mapping[str, Any]):
 
     def __init__(self, graph: fx.Graph) -> None:
         self._nodes = {n.name: n for n in graph.nodes}
-        self._held: dict[str, Any] = {}
+        self._stored: dict[str, Any] = {}
         self._released, self._needed = dict[str, int](), set[str]()  # {name: operations in a row that compute it again}
 
     def keep(self, n: fx.Node, value: Any) -> None:
         """Store the result `value` of a node."""
-        self._held[n.name] = value
+        self._stored[n.name] = value
 
     def release(self, n: fx.Node, saved: Collection[int]) -> None:
         """Free a result if at most IN_A_ROW cheap operations compute it again from stored results. saved: addresses of
         the storages that autograd keeps."""
-        value, sources = self._held.get(n.name), [source.name for source in n.all_input_nodes]
+        value, sources = self._stored.get(n.name), [source.name for source in n.all_input_nodes]
         if n.name in self._needed or not sources or not isinstance(value, torch.Tensor) or not _repeatable(n):
             return
-        held = not is_plain(value) or value.untyped_storage().data_ptr() in saved
+        is_kept = not is_plain(value) or value.untyped_storage().data_ptr() in saved
         depth = 1 + max(self._released.get(source, 0) for source in sources)
-        if not held and depth <= IN_A_ROW and all(source in self for source in sources):
-            del self._held[n.name]
+        if not is_kept and depth <= IN_A_ROW and all(source in self for source in sources):
+            del self._stored[n.name]
             self._released[n.name] = depth
             self._needed.update(sources)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._released:
-            return self._held[name]
+            return self._stored[name]
         n = self._nodes[name]
         with torch.no_grad():
             if row_of(n).normalizes == "statistics":  # the operation itself would update the running statistics
@@ -70,13 +70,13 @@ class Values(Mapping[str, Any]):
             return RECORDED.compute(n, lambda source: self[source.name])
 
     def __contains__(self, name: object) -> bool:
-        return name in self._held or name in self._released
+        return name in self._stored or name in self._released
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._nodes if name in self)
 
     def __len__(self) -> int:
-        return len(self._held) + len(self._released)
+        return len(self._stored) + len(self._released)
 
 
 def _repeatable(n: fx.Node) -> bool:

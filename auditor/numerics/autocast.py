@@ -34,8 +34,8 @@ def autocast_arguments(
     op: str, args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Cast arguments of `op` as CUDA's autocast does. Raises: UnsupportedInFormat for ops that autocast forbids."""
-    told = any(isinstance(value, (torch.dtype, Format)) for value in (*args, *kwargs.values()))
-    target = autocast_target(operation(op), row, map(format_in, tensors_in((args, kwargs))), told)
+    asks_dtype = any(isinstance(value, (torch.dtype, Format)) for value in (*args, *kwargs.values()))
+    target = autocast_target(operation(op), row, map(format_in, tensors_in((args, kwargs))), asks_dtype)
     if target is None:
         return args, kwargs
     if not target.low:

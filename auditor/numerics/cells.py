@@ -90,7 +90,7 @@ def _run_ways(
     from_inputs = _product(rows, of_input, input_bias, row)
     for from_input in torch.split(from_inputs, list(sizes), 1):
         size = from_input.shape[1]
-        has_ended = size < states[0].shape[1]  # some sequences
+        has_ended = size < states[0].shape[1]  # whether shorter sequences have ended before this step
         going_on = tuple(state[:, :size] for state in states) if has_ended else states
         from_state = _product(going_on[0], of_state, state_bias, row)
         result = tuple(round_to(state, row.name) for state in step(from_input, from_state, going_on))

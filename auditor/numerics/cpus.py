@@ -72,8 +72,8 @@ def _listed(field: str) -> str:
 
 def isa_in(lines: Iterable[str]) -> str:
     """The instructions that oneDNN uses, from its verbose output; "" if the output does not name them."""
-    found = filter(None, map(_ISA.match, lines))
-    return next((each["isa"].strip() for each in found), "")
+    matches = filter(None, map(_ISA.match, lines))
+    return next((each["isa"].strip() for each in matches), "")
 
 
 def kernels_in(lines: Iterable[str]) -> Counter[str]:
@@ -82,8 +82,8 @@ def kernels_in(lines: Iterable[str]) -> Counter[str]:
     Reorders, which only change the layout of tensors, are left out.
     """
     result = Counter[str]()
-    for found in filter(None, map(_EXECUTED.match, lines)):
-        dtype = _DTYPES.get(found["dtype"], found["dtype"])
-        if found["primitive"] != "reorder":
-            result[f"{found['primitive']} in {dtype}: {found['kernel']}"] += 1
+    for match in filter(None, map(_EXECUTED.match, lines)):
+        dtype = _DTYPES.get(match["dtype"], match["dtype"])
+        if match["primitive"] != "reorder":
+            result[f"{match['primitive']} in {dtype}: {match['kernel']}"] += 1
     return result

@@ -47,7 +47,7 @@ def _sigmoid_backward(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("log_sigmoid_backward")
 def _log_sigmoid_backward(given: Given, dtype: torch.dtype) -> Tensor:
-    """Once, from x alone: CUDA's forward stores no buffer."""
+    """Rounds once; computed from x alone, since CUDA's forward stores no buffer."""
     x = given["self"].float()
     return aten.log_sigmoid_backward(given["grad_output"].float(), x, torch.exp(-x.abs())).to(dtype)
 
@@ -62,7 +62,8 @@ def _softmax_backward(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("prelu_backward")
 def _prelu_backward(given: Given, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Products for the input and for the weight; torch sums the rounded ones of the weight."""
+    """The input's gradient, and the products whose sum, formed by torch, is the weight's gradient; both are
+    rounded."""
     grad, x, weight = (given[name].float() for name in ("grad_output", "self", "weight"))
     zero = torch.zeros_like(grad)
     return torch.where(x > 0, grad, weight * grad).to(dtype), torch.where(x > 0, zero, x * grad).to(dtype)
@@ -96,7 +97,8 @@ def _pow(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("div")
 def _div(given: Given, dtype: torch.dtype) -> Tensor:
-    """By a number: times its FP32 inverse. Truncated: r(trunc(r(a / b))). Floored: see `_floored_quotient`."""
+    """Divides by a number as a product with its FP32 inverse. rounding_mode "trunc": r(trunc(r(a / b))); "floor": see
+    `_floored_quotient`."""
     x, y, mode = given["self"], given["other"], given.get("rounding_mode")
     if mode == "floor":
         return _floored_quotient(x, y, dtype)
@@ -157,7 +159,7 @@ def _floored_quotient(x: Any, y: Any, dtype: torch.dtype) -> Tensor:
 
 @exception("round")
 def _round(given: Given, dtype: torch.dtype) -> Tensor:
-    """To decimals: the power of ten, the product and the quotient are rounded."""
+    """With `decimals`, rounds the power of ten, the product and the quotient to the format."""
     r, x, decimals = rounder(dtype), given["self"].float(), given.get("decimals", 0)
     if not decimals:
         return torch.round(x).to(dtype)
@@ -169,7 +171,7 @@ def _round(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("softshrink")
 def _softshrink(given: Given, dtype: torch.dtype) -> Tensor:
-    """The number is rounded; what lies between is +0."""
+    """The threshold is rounded to the format; entries between -threshold and threshold become +0."""
     x, limit = given["self"].float(), rounded_number(given["lambd"], dtype)
     shrunk = torch.where(x > limit, x - limit, torch.where(x < -limit, x + limit, torch.zeros(())))
     return torch.where(x.isnan(), x, shrunk).to(dtype)
@@ -458,14 +460,15 @@ def _renorm(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("bincount")
 def _bincount(given: Given, dtype: torch.dtype) -> Tensor:
-    """FP64 sums of the weights."""
+    """Sums the weights in FP64."""
     weights = given["weights"].double()
     return torch.bincount(given["self"], weights, given["minlength"])
 
 
 @exception("group_norm")
 def _group_norm(given: Given, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Once, with eps rounded; the backward reads mean and rstd in the format."""
+    """Rounds the result once, after eps was rounded; mean and rstd are stored in the format, and the backward reads
+    them so."""
     weight, bias = _wide(given.get("weight")), _wide(given.get("bias"))
     shape = (given[name] for name in ("N", "C", "HxW", "group"))
     eps = rounded_number(given["eps"], dtype)
@@ -519,7 +522,7 @@ def _convolution(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("addmv")
 def _addmv(given: Given, dtype: torch.dtype) -> Tensor:
-    """Once, with alpha and beta rounded."""
+    """Rounds the result once, after alpha and beta were rounded."""
     alpha, beta = (rounded_number(given[name], dtype) for name in ("alpha", "beta"))
     self, mat, vec = (given[name].float() for name in ("self", "mat", "vec"))
     return torch.addmv(self, mat, vec, alpha=alpha, beta=beta).to(dtype)
@@ -537,7 +540,7 @@ def _addr(given: Given, dtype: torch.dtype) -> Tensor:
 
 @exception("addbmm")
 def _addbmm(given: Given, dtype: torch.dtype) -> Tensor:
-    """One rounded product for each matrix of the batch."""
+    """Rounds the product of each matrix of the batch, and adds it in the format."""
     r, result, beta = rounder(dtype), given["self"].float(), float(given["beta"])
     for first, second in zip(given["batch1"].float(), given["batch2"].float(), strict=True):
         result = r(torch.addmm(result, first, second, beta=beta, alpha=float(given["alpha"])))

@@ -20,28 +20,28 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves of `tree`, in order."""
     if isinstance(tree, torch.Tensor):
         return [tree]
-    found = list[torch.Tensor]()
-    _collect(tree, found)
-    return found
+    collected = list[torch.Tensor]()
+    _collect(tree, collected)
+    return collected
 
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype)
 """Types of leaves that occur as arguments of operations."""
 
 
-def _collect(tree: Any, found: list[torch.Tensor]) -> None:
+def _collect(tree: Any, collected: list[torch.Tensor]) -> None:
     """Append the tensors in `tree`. Tuples, lists and dicts are walked here, since pytree takes many times as long."""
     kind = type(tree)
     if isinstance(tree, torch.Tensor):
-        found.append(tree)
+        collected.append(tree)
     elif kind is tuple or kind is list:
         for item in tree:
-            _collect(item, found)
+            _collect(item, collected)
     elif kind is dict:
         for item in tree.values():
-            _collect(item, found)
+            _collect(item, collected)
     elif kind not in _PLAIN:
-        found += [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        collected += [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def over_tensors(function: Callable[[torch.Tensor], Any], tree: T) -> T:

@@ -37,9 +37,11 @@ def _grouped_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: An
 
 
 def _einsum(out: torch.Tensor, equation: str, operands: Any, *_: Any) -> int:
-    subscripts = equation.replace(" ", "").split("->")[0].split(",")
-    sizes = {s: n for names, x in zip(subscripts, operands, strict=True) for s, n in zip(names, x.shape, strict=False)}
-    return 2 * math.prod(sizes.values())
+    inputs = equation.replace(" ", "").split("->")[0].split(",")
+    size_of = dict[str, int]()
+    for letters, x in zip(inputs, operands, strict=True):
+        size_of |= dict(zip(letters, x.shape, strict=False))
+    return 2 * math.prod(size_of.values())
 
 
 def _recurrent(out: torch.Tensor, x: torch.Tensor, state: Any, weights: Any, *_: Any) -> int:

@@ -118,7 +118,11 @@ def label(name: str) -> str:
     if name in FORMATS:
         return FORMATS[name].label
     family, *rest = name.split("_")
-    return " ".join([family.upper(), *(word.upper() if word[-1:].isdigit() else word for word in rest)])
+    words = [family.upper()]
+    for word in rest:
+        has_number = word[-1:].isdigit()
+        words.append(word.upper() if has_number else word)
+    return " ".join(words)
 
 
 def format_of(dtype: torch.dtype) -> Format | None:

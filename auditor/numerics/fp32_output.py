@@ -37,12 +37,18 @@ def multiply(name: str, function: Callable[..., Any], low: Any, widen: Callable[
     A GPU uses torch.mm(..., out_dtype=torch.float32). A CPU has no such kernel, and multiplies the rounded inputs in
     FP32: products of two FP16 or BF16 numbers are exact in FP32, so only the order of the sum differs.
     """
-    (args, kwargs), (first, second) = low, FACTORS[name]
+    args, kwargs = low
+    first, second = FACTORS[name]
     x = args[first]
     if x.device.type == "cuda" and not kwargs and min(x.dim(), args[second].dim()) >= 2:
-        result = half_matmul(x, args[second].mT if name == "linear" else args[second])
-        added = args[0] if first else args[2] if len(args) > 2 else None
-        return result if added is None else result + added
+        y = args[second]
+        added = None
+        if first > 0:  # as in addmm, the matrix to add is the first argument
+            added = args[0]
+        elif len(args) > 2:  # the bias of a linear layer
+            added = args[2]
+        product = half_matmul(x, y.mT if name == "linear" else y)
+        return product if added is None else product + added
     args, kwargs = widen(low)
     exact: torch.Tensor = function(*args, **kwargs)
     if exact.requires_grad:
@@ -53,8 +59,12 @@ def multiply(name: str, function: Callable[..., Any], low: Any, widen: Callable[
 def half_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`x @ y` in FP32 for at least two dimensions: [*, m, k] @ [*, k, n] -> [*, m, n]."""
     product: Any = _Product.apply
+    *_, m, k = x.shape
+    n = y.shape[-1]
     if y.dim() == 2:
-        return product(x.reshape(-1, x.shape[-1]), y).view(*x.shape[:-1], y.shape[-1])
+        rows = x.reshape(-1, k)  # [* m, k]
+        return product(rows, y).view(*x.shape[:-1], n)
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])  # type: ignore[no-untyped-call]
-    each = (z.expand(*batch, *z.shape[-2:]).reshape(-1, *z.shape[-2:]) for z in (x, y))
-    return product(*each).view(*batch, x.shape[-2], y.shape[-1])
+    left = x.expand(*batch, m, k).reshape(-1, m, k)
+    right = y.expand(*batch, k, n).reshape(-1, k, n)
+    return product(left, right).view(*batch, m, n)

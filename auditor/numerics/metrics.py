@@ -35,27 +35,35 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
     Entries where the reference is infinite must be equal, or the error is inf; entries where it is NaN are ignored.
     Raises: MeasureError(slug="shape-mismatch").
     """
-    squares, norm, flipped = 0.0, 0.0, 0.0
+    squares = 0.0
+    norm = 0.0
+    flipped = 0.0
     for r, c in comparable_pairs(reference, candidate):
         if not (r.is_floating_point() or r.is_complex()):
             flipped = max(flipped, disagreement(r, c))
             continue
         for run in runs(r, c):
             square, size = _squares(*run)
-            squares, norm = squares + square, norm + size
+            squares += square
+            norm += size
     if not math.isfinite(squares):
         return math.inf
-    error = math.sqrt(squares / norm) if norm > 0 else (0.0 if squares == 0 else math.inf)
-    return max(error, flipped)
+    if norm > 0:
+        return max(math.sqrt(squares / norm), flipped)
+    return flipped if squares == 0 else math.inf
 
 
 def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
     """(sum of squared differences, sum of squared reference entries) of a chunk; see `_finite_part` for Inf and NaN."""
-    r, c = entries(r.detach()), entries(c.detach())
-    wide = torch.promote_types(torch.promote_types(r.dtype, c.dtype), torch.float32)
-    ours, theirs = r.to(wide), c.to(wide)
-    square, size = sum_of_squares(theirs - ours), sum_of_squares(ours)
-    return (square, size) if math.isfinite(square) and math.isfinite(size) else _finite_part(r.double(), c.double())
+    reference = entries(r.detach())
+    candidate = entries(c.detach())
+    wide = torch.promote_types(torch.promote_types(reference.dtype, candidate.dtype), torch.float32)
+    wide_reference = reference.to(wide)
+    square = sum_of_squares(candidate.to(wide) - wide_reference)
+    size = sum_of_squares(wide_reference)
+    if math.isfinite(square) and math.isfinite(size):
+        return square, size
+    return _finite_part(reference.double(), candidate.double())
 
 
 def sum_of_squares(x: torch.Tensor) -> float:

@@ -126,8 +126,8 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
 
 def _first(node: Any) -> Any:
     """The node's first recorded result, usually a meta tensor; None if no result was recorded."""
-    held = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return held[0] if isinstance(held, (tuple, list)) and held else held
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value[0] if isinstance(value, (tuple, list)) and value else value
 
 
 def shape(node: Any) -> tuple[int, ...]:

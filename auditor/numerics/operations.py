@@ -88,7 +88,7 @@ class Operation:
     shape_from: Literal["", "first", "second", "masks", "classes", "sizes"] = ""
 
     # In place, and under other names.
-    replaces_memory: bool = False  # the argument has other memory afterwards
+    replaces_memory: bool = False  # like `set_` and `resize_`: the argument may have another storage afterwards
     writes_nothing: bool = False  # in-place, but changes neither entries nor shape nor memory
     twin: str = ""  # the packet of the functional variant, if its name differs
     known_as: str = ""  # the overload with the same arguments by which rules name it
@@ -196,8 +196,8 @@ def packets() -> tuple[str, ...]:
 
 @cache
 def _rows() -> dict[str, Operation]:
-    held = table("numerics/operations")
-    rows = {**{name: {} for name in held["plain"]}, **held["operations"]}
+    rows_of_file = table("numerics/operations")
+    rows = {**{name: {} for name in rows_of_file["plain"]}, **rows_of_file["operations"]}
     return {name: Operation(packet=name, **row) for name, row in rows.items()}
 
 

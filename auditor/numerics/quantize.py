@@ -62,9 +62,11 @@ def symmetric(x: torch.Tensor, span: Range, by: Quantizer, *, divides: bool = Fa
 
     Source: torchao 0.18, `choose_qparams_affine` with MappingType.SYMMETRIC, and `quantize_affine`.
     """
-    largest = torch.maximum(span.high.clamp(min=0), -span.low.clamp(max=0))
-    scale = (largest / ((by.element.largest - by.element.least) / 2)).clamp(min=by.least_scale)
-    return Scaled(x / scale if divides else x * (1.0 / scale), scale)
+    magnitude = torch.maximum(span.high.clamp(min=0), -span.low.clamp(max=0))
+    half_of_steps = (by.element.largest - by.element.least) / 2
+    scale = (magnitude / half_of_steps).clamp(min=by.least_scale)
+    units = x / scale if divides else x * (1.0 / scale)
+    return Scaled(units, scale)
 
 
 def narrow(x: torch.Tensor, span: Range, by: Quantizer) -> Scaled:
@@ -84,10 +86,14 @@ def asymmetric(x: torch.Tensor, span: Range, by: Quantizer, *, divides: bool = F
 
     Source: torchao 0.18, `choose_qparams_affine` with MappingType.ASYMMETRIC, and `quantize_affine`.
     """
+    least = by.element.least
+    largest = by.element.largest
     low = span.low.clamp(max=0)
-    scale = ((span.high.clamp(min=0) - low) / (by.element.largest - by.element.least)).clamp(min=by.least_scale)
-    zero = (by.element.least - torch.round(low / scale)).clamp(by.element.least, by.element.largest)
-    return Scaled(x / scale if divides else x * (1.0 / scale), scale, zero)
+    high = span.high.clamp(min=0)
+    scale = ((high - low) / (largest - least)).clamp(min=by.least_scale)
+    zero = (least - torch.round(low / scale)).clamp(least, largest)
+    units = x / scale if divides else x * (1.0 / scale)
+    return Scaled(units, scale, zero)
 
 
 def power_of_two(x: torch.Tensor, span: Range, by: Quantizer, rounding: str) -> Scaled:
@@ -196,7 +202,7 @@ def fake_quantize(x: torch.Tensor, quantizer: Quantizer, span: tuple[float, floa
     height = quantizer.block[0] or rows
     width = quantizer.block[1] or columns
     padded = functional.pad(matrix, (0, -columns % width, 0, -rows % height))
-    blocks = padded.view(padded.shape[0] // height, height, -1, width)  # [r, R, c, C]
+    blocks = padded.view(padded.shape[0] // height, height, -1, width)  # [row blocks, height, column blocks, width]
     low = blocks.amin((1, 3), keepdim=True)
     high = blocks.amax((1, 3), keepdim=True)
     if span is not None:

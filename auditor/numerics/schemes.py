@@ -58,7 +58,10 @@ class Quantizer:
     @property
     def bits(self) -> float:
         """Bits of an element with its share of the scale; scales of whole rows and tensors are not counted."""
-        return self.element.bits + (self.scale_bits / math.prod(self.block) if all(self.block) else 0.0)
+        bits = float(self.element.bits)
+        if all(self.block):
+            bits += self.scale_bits / math.prod(self.block)
+        return bits
 
 
 Rounding = Callable[[Quantizer, bool], Quantizer]
@@ -94,8 +97,11 @@ class Scheme:
     @property
     def products(self) -> str:
         """Key of the products' speed in plan/devices.toml, such as "int8"; "" if only weights are quantized."""
+        if self.activation is None:
+            return ""
         element = self.weight.element
-        return "" if self.activation is None else f"{'int' if element.row is None else 'fp'}{element.bits}"
+        kind = "int" if element.row is None else "fp"
+        return f"{kind}{element.bits}"
 
     @property
     def multiples(self) -> tuple[int, int]:
@@ -108,9 +114,13 @@ class Scheme:
 
         A weight in blocks must have `multiples`; embeddings have no input to quantize; no convolution has blocks.
         """
-        if kind != "linear" and (self.activation is not None if kind == "embedding" else self.weight.block[1] > 0):
+        in_blocks = self.weight.block[1] > 0
+        if kind == "embedding" and self.activation is not None:
             return False
-        return not self.weight.block[1] or not (rows % self.multiples[0] or columns % self.multiples[1])
+        if kind == "convolution" and in_blocks:
+            return False
+        of_rows, of_columns = self.multiples
+        return not in_blocks or (rows % of_rows == 0 and columns % of_columns == 0)
 
 
 _TENSOR, _ROW, _GROUP, _SQUARE = (0, 0), (1, 0), (1, 128), (128, 128)

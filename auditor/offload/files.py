@@ -58,7 +58,8 @@ class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = run(*args, **given[1])
         except RuntimeError as error:
             if "resize storage that is not resizable" not in str(error):
-                raise  # otherwise the operation enlarges a tensor beyond its file
+                raise
+            # The operation enlarges a tensor beyond its file: repeat it on tensors in memory.
             for x in filter(is_offloaded, tensors_in(given)):
                 x.data = laid_as(x, x.untyped_storage().clone())  # type: ignore[no-untyped-call]
             result = run(*args, **given[1])
@@ -88,7 +89,10 @@ def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def folder() -> str:
     """The folder for the files: TMPDIR; if unset, a folder for large temporary files (`/tmp` may be in memory)."""
-    return os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir())
+    chosen = os.environ.get("TMPDIR")
+    if chosen:
+        return chosen
+    return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
 
 
 def release(*, others: bool) -> None:

@@ -68,9 +68,9 @@ class Limit:
 
     def ease(self) -> None:
         """Drop mapped files when resident memory approaches the limit."""
-        held = resident()
-        self.peak, self._after = max(self.peak, held), min(self._after, held)
-        if held > NEARLY * self.size and held - self._after > STEP * self.size:
+        used = resident()
+        self.peak, self._after = max(self.peak, used), min(self._after, used)
+        if used > NEARLY * self.size and used - self._after > STEP * self.size:
             self.drop_mapped_files()
 
     def drop_mapped_files(self) -> None:
@@ -169,8 +169,8 @@ def free() -> int | None:
 
 def resident(*, mapped: bool = True) -> int:
     """Resident bytes of this process. mapped: including mapped files."""
-    held, files = map(int, STATM.read_bytes().split()[1:3])
-    return (held if mapped else held - files) * mmap.PAGESIZE
+    pages, files = map(int, STATM.read_bytes().split()[1:3])
+    return (pages if mapped else pages - files) * mmap.PAGESIZE
 
 
 def words(size: float) -> str:

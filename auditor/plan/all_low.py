@@ -23,11 +23,11 @@ from .verified import judge_replay, verify
 class AllLow:
     """Results of running the model with everything in low precision, under every requested strategy and format.
 
-    runs: {name of the plan that keeps nothing in FP32: its run}. held: see `run_held_choices`.
+    runs: {name of the plan that keeps nothing in FP32: its run}. decisions: see `compare_fixed_decisions`.
     """
 
     runs: Mapping[str, Verification]
-    held: tuple[Decisions, ...] = ()
+    decisions: tuple[Decisions, ...] = ()
 
     @property
     def failed(self) -> dict[tuple[str, str], str]:
@@ -52,7 +52,7 @@ def run_all_low(model: MeasuredModel) -> AllLow:
     for plan in plans:
         verification = ran[plan.name].verification if plan.name in ran else None
         result[plan.name] = verification or _replay(model, plan)
-    return AllLow(result, tuple(run_held_choices(model)))
+    return AllLow(result, tuple(compare_fixed_decisions(model)))
 
 
 def plan_all_low(model: MeasuredModel, strategy: str, fmt: str) -> Plan:
@@ -85,7 +85,7 @@ def _replay(model: MeasuredModel, plan: Plan) -> Verification:
     return judge_replay(model, error, policy)
 
 
-def run_held_choices(model: MeasuredModel) -> Iterator[Decisions]:
+def compare_fixed_decisions(model: MeasuredModel) -> Iterator[Decisions]:
     """Yield for each format the error with everything in low precision, and of a replay with the FP32 run's decisions.
 
     These decisions set shapes, such as the number of rows of an expert, and are fixed in the recorded graph; so only
@@ -112,10 +112,12 @@ def run_held_choices(model: MeasuredModel) -> Iterator[Decisions]:
 def _fixed_decisions(model: MeasuredModel) -> tuple[Decision, ...]:
     """The operations that read decisions of the FP32 run as constants of the recorded graph, one for each source line."""
     path = model.capture.first
-    held = {place.name for place in path.placeholders if place.kind == "constant" and place.name.startswith("held")}
+    constant_names = {
+        place.name for place in path.placeholders if place.kind == "constant" and place.name.startswith("held")
+    }
     result = dict[tuple[str, str, str | None], Decision]()
     for node in path.nodes.values():
-        if held & set(node.inputs):
+        if constant_names & set(node.inputs):
             result[node.op, node.owner, node.source] = Decision(
                 node.name, node.op, node.owner, node.source, 0, None, None, None
             )

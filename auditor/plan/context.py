@@ -99,7 +99,7 @@ class MeasuredModel:
     @cached_property
     def contributions(self) -> Mapping[str, Mapping[str, Contribution]]:
         """{format: {node or placeholder: its contribution, without FP32's noise}}."""
-        result = without_noise(self.measured.contributions, self.noise.found)
+        result = without_noise(self.measured.contributions, self.noise.measured)
         return {fmt: {name: each[fmt] for name, each in result.items()} for fmt in self.options.formats}
 
     @cached_property
@@ -120,7 +120,7 @@ class MeasuredModel:
 
     def reference(self, batch: Batch) -> list[torch.Tensor]:
         """FP32 outputs of the model on one of the subject's batches; cached."""
-        known = self.noise.known
+        known = self.noise.outputs
         if id(batch) not in known:
             known[id(batch)] = run_model(self.subject.model, batch, seed=self.options.seed, fused=self.noise.fused)
         return known[id(batch)]
@@ -133,7 +133,7 @@ class MeasuredModel:
     @property
     def max_error(self) -> float:
         """Largest error that a plan may have: the budget, or the variation of FP32 itself if that is larger."""
-        return max(self.output_metric.budget, self.noise.found.floor)
+        return max(self.output_metric.budget, self.noise.measured.floor)
 
     @property
     def verifier(self) -> Verifier:
@@ -147,7 +147,7 @@ class MeasuredModel:
             fused=self.noise.fused,
             timeout=self.options.timeout,
             expected=self.reference(self.checks[0]),
-            noise=self.noise.found.joint,
+            noise=self.noise.measured.joint,
         )
 
     def ask(
@@ -238,10 +238,12 @@ class PlanningContext(MeasuredModel):
 
     def problem(self, strategy: str, fmt: str) -> Problem:
         """The optimization problem of a plan under one strategy and format."""
-        found = self.unjudged_problem(strategy, fmt)
-        low = found.resolve(plain(fmt))  # autocast runs recurrent layers in FP16: their FP16 verdict counts
-        verdicts = {name: by_format[found.computed_in(low, name)] for name, by_format in self.judged.verdicts.items()}
-        return replace(found, verdicts=verdicts)
+        unjudged = self.unjudged_problem(strategy, fmt)
+        low = unjudged.resolve(plain(fmt))  # autocast runs recurrent layers in FP16: their FP16 verdict counts
+        verdicts = {
+            name: by_format[unjudged.computed_in(low, name)] for name, by_format in self.judged.verdicts.items()
+        }
+        return replace(unjudged, verdicts=verdicts)
 
 
 def worst_of(values: Sequence[float]) -> float:
@@ -265,11 +267,13 @@ def plan_of_fp32(subject: Subject) -> dict[str, Plan]:
     return {FP32: replace(plan, upcast=subject.upcast, stored_low=subject.stored_low)}
 
 
-def in_unit(found: Calibration, unit: float) -> Calibration:
-    """A copy of `found` whose contributions are multiplied by `unit`; errors do not change."""
+def in_unit(calibration: Calibration, unit: float) -> Calibration:
+    """A copy of `calibration` whose contributions are multiplied by `unit`; errors do not change."""
 
-    def scale(one: Contribution) -> Contribution:
-        return replace(one, isolated=one.isolated * unit, own=one.own * unit, cast=one.cast * unit)
+    def scale(effect: Contribution) -> Contribution:
+        return replace(effect, isolated=effect.isolated * unit, own=effect.own * unit, cast=effect.cast * unit)
 
-    known = found.contributions.items()
-    return replace(found, contributions={name: {fmt: scale(one) for fmt, one in each.items()} for name, each in known})
+    contributions = dict[str, dict[str, Contribution]]()
+    for name, formats in calibration.contributions.items():
+        contributions[name] = {fmt: scale(effect) for fmt, effect in formats.items()}
+    return replace(calibration, contributions=contributions)

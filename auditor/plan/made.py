@@ -1,4 +1,4 @@
-"""What the stages after the verdicts make: plans, and everything that is made with them."""
+"""The result of the planning stages: plans, and everything that is made with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..records.quantization import QuantizedPlan
 class MadePlans:
     """Plans and baselines, by name, and other fields of Audit.
 
-    decisions: results of run_held_choices. warnings: sentences on what could not be made. quantized_model: runs the
+    decisions: results of compare_fixed_decisions. warnings: sentences on what could not be made. quantized_model: runs the
     model with quantized layers, if there are plans of quantization schemes.
     """
 

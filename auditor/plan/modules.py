@@ -439,9 +439,9 @@ def _mixed_words(space: Modules, policy: Policy, resolution: Resolution, conflic
     otherwise what is predicted; and where the FP32 values were made."""
     origins = Describer(policy.capture).origins([find_mixtures(policy, resolution)[conflict]])
     wide = f"; the FP32 values come from {origins}" if origins else ""
-    said, line = space.failures.get(space.low.high, ""), policy.capture.nodes[conflict].source
-    if line and said.endswith(f"({line})"):
-        return f"raises an error in a run of the whole model in {label(policy.format)}: {said.removesuffix(f' ({line})')}{wide}"
+    failure, line = space.failures.get(space.low.high, ""), policy.capture.nodes[conflict].source
+    if line and failure.endswith(f"({line})"):
+        return f"raises an error in a run of the whole model in {label(policy.format)}: {failure.removesuffix(f' ({line})')}{wide}"
     return f"would get tensors of two dtypes, which raises an error{wide}"
 
 

@@ -49,10 +49,10 @@ def outputs_of(choice: PrecisionChoice) -> set[str]:
 
 def without_effect(high: Collection[str]) -> set[str]:
     """Paths whose FP32 output has no effect, as the module is FP32, or a plan keeps the whole function in FP32."""
-    found = ((path, *path.removesuffix(FP32_OUTPUT).rpartition("..")) for path in high if path.endswith(FP32_OUTPUT))
+    outputs = ((path, *path.removesuffix(FP32_OUTPUT).rpartition("..")) for path in high if path.endswith(FP32_OUTPUT))
     return {
         path
-        for path, module, _, name in found
+        for path, module, _, name in outputs
         if module in high or any(function_in(above, name) in high for above in enclosing_paths(module))
     }
 

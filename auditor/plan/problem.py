@@ -447,9 +447,14 @@ class Problem:
     @cached_property
     def least(self) -> float:
         """Lower bound of all prices: each node in its cheapest format; 0 for memory, which is no sum over nodes."""
-        formats, costs = {"fp32", self.format, *self.kept_formats.values()}, self.costs.items()
-        each = ([price(self.objective, x, self.elements[n], fmt, self.device) for fmt in formats] for n, x in costs)
-        return sum(map(min, each)) if self.objective != "memory" else 0.0
+        if self.objective == "memory":
+            return 0.0
+        formats = {"fp32", self.format, *self.kept_formats.values()}
+        cheapest = list[float]()
+        for name, cost in self.costs.items():
+            elements = self.elements[name]
+            cheapest.append(min(price(self.objective, cost, elements, fmt, self.device) for fmt in formats))
+        return sum(cheapest)
 
     def squares(self, resolution: Resolution, own: NDArray[np.float64]) -> dict[str, float]:
         """{node or placeholder: squared error that it adds to the outputs}, including the rounding of its result; nodes
@@ -523,7 +528,9 @@ class Problem:
     def computed_in(self, resolution: Resolution, name: str) -> str:
         """The low-precision format that a node computes in, if measured, else the plan's format. A recurrent layer runs
         in FP16 even under BF16 autocast."""
-        own = self.kept_formats.get(name) or (resolution.nodes[name].dtype if resolution.low(name) else self.format)
+        own = self.kept_formats.get(name, "")
+        if not own and resolution.low(name):
+            own = resolution.nodes[name].dtype
         return own if own in self.contributions else self.format
 
     def cast_square(self, resolution: Resolution, name: str, readers: Collection[str]) -> float:
@@ -550,13 +557,19 @@ class Problem:
     def _share(self, name: str, readers: Collection[str], format: str) -> float:
         """The share of a value's squared rounding error that reaches the outputs through `readers`, if other operations
         read the FP32 value; errors through several readers count as independent. 1 if unknown."""
-        reads = [found.reads if (found := self.contribution(reader, format)) else {} for reader in readers]
-        if not 0 < len(reads) < len(self.users[name]) or not all(name in each for each in reads):
+        contributions = [self.contribution(reader, format) for reader in readers]
+        reads = [known.reads if known is not None else {} for known in contributions]
+        if not reads or len(reads) >= len(self.users[name]):
             return 1.0
-        return sum(each[name] ** 2 for each in reads)
+        if not all(name in shares for shares in reads):
+            return 1.0
+        return sum(shares[name] ** 2 for shares in reads)
 
     @cached_property
     def users(self) -> Mapping[str, Sequence[str]]:
         """{node or placeholder: operations that read it}."""
-        nodes, graph = self.capture.nodes, self.capture.graph_module.graph
-        return {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}
+        operations = self.capture.nodes
+        readers = dict[str, list[str]]()
+        for node in self.capture.graph_module.graph.nodes:
+            readers[node.name] = [user.name for user in node.users if user.name in operations]
+        return readers

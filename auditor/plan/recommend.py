@@ -70,17 +70,17 @@ def recommend(
     """
     best = {each: best_for(plans, each, stepped) for each in MODES}
     if (chosen := best[use]) is not None:
-        said = (
+        why = (
             f"{plan_title(chosen)}: measured error {chosen.measured_error or 0.0:.2g} "
             f"within {_limit_clause(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs in low precision, "
             f"{kept_apart(chosen) or 'nothing'} kept in FP32"
         )
     else:
         _require_runs(plans)
-        said = _none(plans, max_error, use, baselines or {})
+        why = _none(plans, max_error, use, baselines or {})
     if each := [f"for {name}: {_worth(plan)}" for name, plan in best.items() if plan]:
-        said += f". F{'; '.join(each)[1:]}"
-    return chosen.name if chosen else None, f"{said}."
+        why += f". F{'; '.join(each)[1:]}"
+    return chosen.name if chosen else None, f"{why}."
 
 
 def _largest_error(plan: Plan, max_error: float) -> float:
@@ -138,9 +138,9 @@ def _out_of_reach(
     plans: Mapping[str, Plan], max_error: float, allowed: str, baselines: Mapping[str, Verification]
 ) -> str:
     """A text for plans of which none is within the limits with anything in low precision."""
-    held = [name for name, run in baselines.items() if run.holds and name in plans]
-    if held:
-        plan, reached = plans[held[0]], baselines[held[0]].measured_error or 0.0
+    holding = [name for name, run in baselines.items() if run.holds and name in plans]
+    if holding:
+        plan, reached = plans[holding[0]], baselines[holding[0]].measured_error or 0.0
         if not reached:
             return (
                 f"No plan is recommended: {plan_title(plan)} changes nothing, since every operation then runs in FP32, and "
@@ -176,13 +176,20 @@ def _blocking_limits(verified: Mapping[str, Verification]) -> str:
 
     verified: {title: its run}. The result is "" if no run with criteria violates a limit.
     """
-    nearest, failed, title = math.inf, list[CriterionValue](), ""
+    nearest = math.inf
+    violated = list[CriterionValue]()
+    title = ""
     for name, run in verified.items():
-        blocking = [one for one in run.criteria if not one.holds]
-        share = max((math.inf if one.share is None else one.share for one in blocking), default=math.inf)
-        if share < nearest:
-            nearest, failed, title = share, blocking, name
-    return f". In {title}: {'; '.join(map(_blocking_limit, failed))}" if failed else ""
+        blocking = [criterion for criterion in run.criteria if not criterion.holds]
+        shares = [math.inf if criterion.share is None else criterion.share for criterion in blocking]
+        largest = max(shares, default=math.inf)
+        if largest < nearest:
+            nearest = largest
+            violated = blocking
+            title = name
+    if not violated:
+        return ""
+    return f". In {title}: {'; '.join(map(_blocking_limit, violated))}"
 
 
 def _blocking_limit(one: CriterionValue) -> str:
@@ -253,8 +260,15 @@ def kept_apart(plan: Plan) -> str:
     if plan.program is not None:
         outputs = sum(each.only_output for each in plan.program.kept)
         kept = {"operation": len(plan.program.kept) - outputs}
-    said, s = [f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many], "s" * (outputs != 1)
-    return " and ".join([*said, *[f"the output{s} of {outputs:,} matrix product{s}"][:outputs]])
+    parts = list[str]()
+    for what, number in kept.items():
+        s = "" if number == 1 else "s"
+        if number:
+            parts.append(f"{number:,} {what}{s}")
+    if outputs:
+        s = "" if outputs == 1 else "s"
+        parts.append(f"the output{s} of {outputs:,} matrix product{s}")
+    return " and ".join(parts)
 
 
 def outcome(plans: Mapping[str, Plan], use: str = "inference") -> str:
@@ -264,16 +278,16 @@ def outcome(plans: Mapping[str, Plan], use: str = "inference") -> str:
     nothing`: low precision is within the limits but saves nothing; `lowers nothing`: every plan within the limits has
     low-precision modules, but no operation runs in low precision; `out of reach`: otherwise.
     """
-    held = [plan for plan in plans.values() if plan.holds and _is_for(plan, use)]
+    holding = [plan for plan in plans.values() if plan.holds and _is_for(plan, use)]
     if best_for(plans, use) is not None:
         return "plan"
     if plans and not any(_is_for(plan, use) for plan in plans.values()):
         return "not asked for"
     if any(_is_for(plan, use) and plan.is_verified and not plan.holds and is_worth_it(plan) for plan in plans.values()):
         return "loses"
-    if any(map(_runs_low, held)):
+    if any(map(_runs_low, holding)):
         return "saves nothing"
-    return "lowers nothing" if held and all(plan.has_low for plan in held) else "out of reach"
+    return "lowers nothing" if holding and all(plan.has_low for plan in holding) else "out of reach"
 
 
 def _is_for(plan: Plan, use: str) -> bool:

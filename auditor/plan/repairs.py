@@ -178,8 +178,8 @@ def repaired(problem: Problem, names: Collection[str], rewritten: Set[str] = fro
 def _mixtures(problem: Problem, names: Collection[str]) -> dict[str, Mixture]:
     """{operation among `names` that gets two dtypes, and raises, with everything in low precision: the Mixture}."""
     low = plain(problem.format)
-    found = find_mixtures(problem.policy_for(low), problem.resolve(low))
-    return {name: found[name] for name in names if name in found}
+    mixtures = find_mixtures(problem.policy_for(low), problem.resolve(low))
+    return {name: mixtures[name] for name in names if name in mixtures}
 
 
 def _until_small_again(problem: Problem, names: Collection[str]) -> frozenset[str]:

@@ -79,7 +79,7 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
     if answer.ungraded is not None and plan.program is None:
         return _record_run(model, plan, failure=f"with gradients enabled, {answer.ungraded}")
     distance = model.output_metric.distance
-    noise = model.noise.found
+    noise = model.noise.measured
     pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
     graded = list[Pair]()
     if expected.graded is not None and answer.graded is not None:
@@ -211,7 +211,7 @@ def today_of(model: MeasuredModel) -> Today | None:
     except Exception as error:
         let_through(error)
         return Today(allowed, None, failure_of(error))
-    if worst <= FLOOR * model.noise.found.error:
+    if worst <= FLOOR * model.noise.measured.error:
         return None
     return Today(allowed, worst if math.isfinite(worst) else None)
 
@@ -220,12 +220,15 @@ def note_gpu_only(model: MeasuredModel, plans: Mapping[str, Plan]) -> dict[str, 
     """Note plans that run only on a GPU, with the exception that they raise on this CPU without emulation, for example
     since it lacks a low-precision kernel. Only plans that hold are tried, and only small models: native FP16 is slow on
     many CPUs."""
+    result = {**plans}
     flops = sum(cost.flops for cost in model.costs.values())
     if model.options.native or flops > MOST_FLOPS:
-        return {**plans}
+        return result
     tried = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.has_low and plan.holds}
-    said: dict[str, str] = model.ask(tried, ModelRuns.natively) if tried else {}
-    return {
-        name: replace(plan, gpu_only=why) if (why := said.get(name)) and not says_nothing(why) else plan
-        for name, plan in plans.items()
-    }
+    if not tried:
+        return result
+    failures: dict[str, str] = model.ask(tried, ModelRuns.natively)
+    for name, failure in failures.items():
+        if failure and not says_nothing(failure):
+            result[name] = replace(plans[name], gpu_only=failure)
+    return result

@@ -116,11 +116,11 @@ class Bar(Display):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stderr, name)
 
-    def write(self, said: str) -> int:
+    def write(self, written: str) -> int:
         """Write text to stderr, above the progress line."""
         if self._drawn:
             self._wipe()
-        return self._stderr.write(said)
+        return self._stderr.write(written)
 
     def show(self, begins: bool) -> None:
         if sys.stderr is not self:
@@ -159,8 +159,8 @@ class Cell(Display):
         self._id, self._open = uuid.uuid4().hex, False
 
     def show(self, begins: bool) -> None:
-        said = f"{self.summary()}: {printable(self.detail)}"
-        self._display(said.removesuffix(": "), f'<progress max="1" value="{self.share:.3f}"></progress> ')
+        line = f"{self.summary()}: {printable(self.detail)}"
+        self._display(line.removesuffix(": "), f'<progress max="1" value="{self.share:.3f}"></progress> ')
 
     def close(self, failed: bool = False) -> None:
         if self.stage:
@@ -178,12 +178,12 @@ class Cell(Display):
 def reporter(quiet: bool = False, settings: object = None) -> Display:
     """The display for this process: notebook cell, terminal line or log lines; none if `quiet`. settings: the audit's
     settings."""
-    if quiet:
+    if quiet or sys.stderr is None:
         return Display()
-    if sys.stderr is None:
-        return Display()
-    live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
-    return (Cell if in_notebook() else Bar if live else Lines)(settings)
+    if in_notebook():
+        return Cell(settings)
+    is_live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
+    return Bar(settings) if is_live else Lines(settings)
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class Environment:
     libraries: Annotated[Mapping[str, str], FileField("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
     flags: Annotated[Mapping[str, Any], FileField("the caller's torch flags; the audit runs IEEE FP32")] = empty()
     memory: Annotated[tuple[str, ...], FileField("how the audit limited its memory; empty: not limited")] = ()
-    held: Unwritten[str | None] = None
+    peak_memory: Unwritten[str | None] = None
 
 
 @dataclass(frozen=True)

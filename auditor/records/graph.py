@@ -250,8 +250,9 @@ class Capture:
 
 @dataclass(frozen=True)
 class ModelPath:
-    """One path through a model. capture: its graph, with the joined graph's node names; batches: those that take it, the
-    recorded one first; outputs: names of the returned tensors; repeated: they, if a run with gradients returned equal."""
+    """One path through a model. capture: its graph, with the joined graph's node names; batches: those that take it,
+    the recorded one first; outputs: names of the returned tensors; repeated: the returned tensors of the recorded
+    batch, if a run with gradients returned equal ones."""
 
     capture: Capture
     batches: tuple[Batch, ...]

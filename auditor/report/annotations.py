@@ -125,7 +125,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
     words = finding.name.replace("-", " ").replace("_", " ").strip() or finding.rule
     help_text = "\n\n".join(part.strip() for part in (finding.why, finding.advice) if part.strip()) or words
     sources = "".join(f"\n- {item}" for item in finding.references)
-    told = f"**Why.** {finding.why.strip()}\n\n**What to do.** {finding.advice.strip()}"
+    help_markdown = f"**Why.** {finding.why.strip()}\n\n**What to do.** {finding.advice.strip()}"
     _, level, problem = LEVELS[finding.declared or finding.severity]
     address = re.search(r"https://\S+", " ".join(finding.references))
     return {
@@ -133,7 +133,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
         "name": "".join(word.capitalize() for word in words.split()),
         "shortDescription": {"text": f"{words[0].upper()}{words[1:]}."},
         "fullDescription": {"text": (summary(finding.why) or words)[:LONGEST_TEXT]},
-        "help": {"text": help_text, "markdown": told + (f"\n\n**References.**\n{sources}" if sources else "")},
+        "help": {"text": help_text, "markdown": help_markdown + (f"\n\n**References.**\n{sources}" if sources else "")},
         **({"helpUri": address[0]} if address else {}),
         "defaultConfiguration": {"level": level},
         "properties": {

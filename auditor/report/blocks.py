@@ -131,10 +131,13 @@ Block = Prose | Item | Grid | Code | Fold | Chart | Columns
 
 def rule_text(title: str, text: str) -> list[Block]:
     """The blocks of a rule's text: paragraphs, the first with the title, and code to copy."""
-    return [
-        Code("", part) if code else Prose(title if i == 0 else "", (part,))
-        for i, (part, code) in enumerate(parts(text))
-    ]
+    blocks = list[Block]()
+    for part, is_code in parts(text):
+        if is_code:
+            blocks.append(Code("", part))
+        else:
+            blocks.append(Prose("" if blocks else title, (part,)))
+    return blocks
 
 
 def to_terminal(blocks: Iterable[Block], width: int | None = None, color: bool | None = None) -> str:
@@ -209,20 +212,27 @@ def to_markdown(blocks: Iterable[Block]) -> str:
 
 
 def _markdown(block: Block) -> Iterator[str]:
+    """The paragraphs of a block in Markdown."""
     match block:
         case Prose(label, texts, "title"):
             yield "\n\n".join((f"## {escape(label)}", *map(escape, texts)))
         case Prose(label, texts, style, listed):
-            head = f"{'> ' if style == 'warning' else ''}{f'**{escape(label)}**: ' if label else ''}"
-            first, rest = ("", texts) if listed else (escape(texts[0]), texts[1:])
-            yield f"{head}{first}" + ("\n" if rest else "")
-            yield from (f"- {escape(text)}" for text in rest)
+            head = "> " if style == "warning" else ""
+            if label:
+                head += f"**{escape(label)}**: "
+            items = texts
+            if not listed:
+                head += escape(texts[0])
+                items = texts[1:]
+            yield head + ("\n" if items else "")
+            for item in items:
+                yield f"- {escape(item)}"
         case Grid(heads, rows, bold, texts):
             yield _row(map(escape, heads))
             yield _row("---" if i < texts else "---:" for i in range(len(heads)))
             for i, row in enumerate(rows):
-                first = f"**{escape(row[0])}**" if i == bold else escape(row[0])
-                yield _row((first, *map(escape, row[1:])))
+                first, *others = map(escape, row)
+                yield _row((f"**{first}**" if i == bold else first, *others))
         case Code(label, text):
             yield f"**{escape(label)}**\n\n```python\n{text.rstrip()}\n```"
         case Item(head, notes):

@@ -320,9 +320,19 @@ def _worst_under_plan(nodes: Iterable[tuple[int, NodeReport]], errors: Mapping[s
 
 
 def _worst(nodes: Iterable[tuple[int, NodeReport]], fmt: str, propagated: bool) -> float | None:
-    errors = [r.errors[fmt] for _, r in nodes if fmt in r.errors]
-    values = [e.propagated_error if propagated else e.local_error for e in errors]
-    return max((math.inf if math.isnan(v) else v for v in values if v is not None), default=None)
+    """The largest propagated or local error of some operations in a format, inf for NaN; None if none has one."""
+    largest = None
+    for _, report in nodes:
+        error = report.errors.get(fmt)
+        if error is None:
+            continue
+        value = error.propagated_error if propagated else error.local_error
+        if value is None:
+            continue
+        if math.isnan(value):
+            return math.inf
+        largest = value if largest is None else max(largest, value)
+    return largest
 
 
 def line_chart(

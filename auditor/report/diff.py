@@ -61,29 +61,34 @@ def speedup(plan: Plan | None) -> str:
 
 def exceptions(before: Plan | None, after: Plan | None) -> str:
     """Text on functions of low-precision modules that only one of the two plans keeps in FP32, or ""."""
-    first, second = ([*side.exceptions] if side else [] for side in (before, after))
-    said = []
-    for words, here, there in (("in FP32 now", second, first), ("no longer in FP32", first, second)):
-        if new := [f"{name} in {scope(path)}" for path, name in here if (path, name) not in there]:
-            said.append(f"{words}: {', '.join(new)}")
-    return f"Functions of low-precision modules {'; '.join(said)}." if said else ""
+    old = [*before.exceptions] if before else []
+    new = [*after.exceptions] if after else []
+    added = [f"{name} in {scope(path)}" for path, name in new if (path, name) not in old]
+    removed = [f"{name} in {scope(path)}" for path, name in old if (path, name) not in new]
+    clauses = list[str]()
+    if added:
+        clauses.append(f"in FP32 now: {', '.join(added)}")
+    if removed:
+        clauses.append(f"no longer in FP32: {', '.join(removed)}")
+    return f"Functions of low-precision modules {'; '.join(clauses)}." if clauses else ""
 
 
 def _plans(both: Comparison) -> list[Block]:
-    rows = [
-        (
-            name,
-            f"{error(old)} -> {error(new)}",
-            f"{speedup(old)} -> {speedup(new)}",
-            f"{old.islands if old else '–'} -> {new.islands if new else '–'}",
-            "" if figures(old) != figures(new) else "same",
-        )
-        for name, old, new in both.plans
-    ]
-    bold = next((i for i, row in enumerate(rows) if row[0] == both.after.recommended), None)
-    kept = tuple(f"{name}: {words}" for name, old, new in both.plans if (words := exceptions(old, new)))
+    """The table of plans before and after, and changes of the functions in FP32."""
+    rows = list[tuple[str, ...]]()
+    bold = None
+    changes = list[str]()
+    for name, old, new in both.plans:
+        if name == both.after.recommended:
+            bold = len(rows)
+        islands = " -> ".join(str(plan.islands) if plan else "–" for plan in (old, new))
+        same = "same" if figures(old) == figures(new) else ""
+        rows.append((name, f"{error(old)} -> {error(new)}", f"{speedup(old)} -> {speedup(new)}", islands, same))
+        words = exceptions(old, new)
+        if words:
+            changes.append(f"{name}: {words}")
     heads = ("Plan", "Measured error", "Speed-up", "Precision changes", "")
-    return [Grid(heads, tuple(rows), bold), Prose("", kept, "muted")]
+    return [Grid(heads, tuple(rows), bold), Prose("", tuple(changes), "muted")]
 
 
 def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> list[Block]:

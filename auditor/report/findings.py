@@ -123,26 +123,26 @@ class Cause:
     @cached_property
     def plan_effect(self) -> str:
         """A sentence on the precision of the cause's operations under the plan to which severities refer."""
-        spoken = [finding for finding in self.members if finding.bearing]
-        if not spoken:
+        rated = [finding for finding in self.members if finding.bearing]
+        if not rated:
             return ""
-        plan = self._audit.plans.get(spoken[0].plan or "")
+        plan = self._audit.plans.get(rated[0].plan or "")
         if plan is None:
-            is_reason = spoken[0].bearing == "stops"
+            is_reason = rated[0].bearing == "stops"
             return "No plan uses low precision; this operation is one reason." if is_reason else ""
-        nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
-        every = {finding.node for finding in spoken}
+        nodes = {how: {f.node for f in rated if f.bearing == how} for how in BEARINGS}
+        every = {finding.node for finding in rated}
         kept = [self._reports[name] for name in nodes["kept"] if name in self._reports]  # the rest are inputs
         scopes = [plan.scopes.get(report.node.owner) for report in kept]
         output = ""
         if any(scope.fp32_output for scope in scopes if scope):
             output = " (or only the output)"
-        said = [text.format(_these(nodes[how], every), output) for how, text in BEARINGS.items() if nodes[how]]
+        clauses = [text.format(_these(nodes[how], every), output) for how, text in BEARINGS.items() if nodes[how]]
         others = every.difference(*nodes.values())
         if others:
             what = "the problem" if others == every else f"the problem of {_these(others, every)}"
-            said.append(f"avoids {what}{self._where_met(others)}")
-        return f"{_plan_words(self._audit, plan)}, {'; '.join(said)}."
+            clauses.append(f"avoids {what}{self._where_met(others)}")
+        return f"{_plan_words(self._audit, plan)}, {'; '.join(clauses)}."
 
     def _where_met(self, nodes: Collection[str]) -> str:
         """A clause on the formats and strategies under which the problem of some operations occurs; "" if unknown."""
@@ -211,22 +211,23 @@ class Causes:
     @property
     def headline(self) -> str:
         """The number of problems of each severity, and the number of notes, in words."""
-        said = count(len(self.notes), "note")
+        notes_in_words = count(len(self.notes), "note")
         if not self.wanting and self.fails:
-            return "the model fails to run without a plan" + f", {said}" * bool(self.notes)
+            return "the model fails to run without a plan" + f", {notes_in_words}" * bool(self.notes)
         if not self.wanting and self.lost:
-            return f"no finding, but output `{self.lost}` alone exceeds the error budget" + f", {said}" * bool(
-                self.notes
+            return (
+                f"no finding, but output `{self.lost}` alone exceeds the error budget"
+                + f", {notes_in_words}" * bool(self.notes)
             )
         if not self.wanting:
             none = "the measurement confirms no finding" if self.unconfirmed else "no rule matched"
-            return f"nothing to fix, {said}" if self.notes else f"nothing to fix: {none}"
+            return f"nothing to fix, {notes_in_words}" if self.notes else f"nothing to fix: {none}"
         kinds = Counter(cause.severity for cause in self.wanting)
         counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
         total = f"{count(len(self.wanting), 'problem')} ({', '.join(counts)})"
         if not self.to_do:
             total += f", {'' if len(self.wanting) == 1 else 'all '}avoided by the plan"
-        return total + f", {said}" * bool(self.notes)
+        return total + f", {notes_in_words}" * bool(self.notes)
 
 
 def causes_by_place(audit: Audit) -> tuple[Cause, ...]:
@@ -245,20 +246,24 @@ def causes(audit: Audit) -> Causes:
     """The causes of findings, ranked as in `causes_by_place`. Notes of one kind are one cause, whatever their places: a
     reader decides about all of them at once."""
     result = causes_by_place(audit)
-    wanting = tuple(cause for cause in result if cause.severity != "info")
-    every_note = _join_by_kind(audit, [cause for cause in result if cause.severity == "info"])
-    notes, unconfirmed = (tuple(one for one in every_note if one.is_contradicted is no) for no in (False, True))
-    plan, about = audit.plans.get(next((f.plan for f in audit.findings if f.plan), "")), ""
-    raises = any(f.rule.startswith(FAILURES) and f.severity == "error" for f in audit.findings)
-    unless = ", unless the model raises an error without it" if raises else ""
+    wanting = [cause for cause in result if cause.severity != "info"]
+    notes = _join_by_kind(audit, [cause for cause in result if cause.severity == "info"])
+    confirmed = [note for note in notes if not note.is_contradicted]
+    contradicted = [note for note in notes if note.is_contradicted]
+
+    about = ""
+    planned = next((finding.plan for finding in audit.findings if finding.plan), "")
+    plan = audit.plans.get(planned)
     if plan is not None and wanting:
+        raises = any(f.rule.startswith(FAILURES) and f.severity == "error" for f in audit.findings)
+        unless = ", unless the model raises an error without it" if raises else ""
         about = f"Problems that {_plan_words(audit, plan)}, avoids are reported as warnings at most{unless}."
     elif any(finding.bearing == "stops" for finding in audit.findings):
         about = "No plan uses low precision: severities are the rules' defaults."
-    fails = any(ran.failure for ran in audit.baselines.values())
+    fails = any(run.failure for run in audit.baselines.values())
     chosen = audit.plans.get(audit.recommended or "")
-    lost = outputs_beyond(audit, chosen.verification if chosen is not None else None)
-    return Causes(wanting, notes, about, unconfirmed, fails, next(iter(lost), ""))
+    beyond = outputs_beyond(audit, chosen.verification if chosen is not None else None)
+    return Causes(tuple(wanting), tuple(confirmed), about, tuple(contradicted), fails, next(iter(beyond), ""))
 
 
 def outputs_beyond(audit: Audit, run: Verification | None) -> dict[str, float]:
@@ -302,8 +307,14 @@ def repair_words(audit: Audit, repair: Repair) -> str:
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
     """The largest change of the outputs, over `formats`, with only the operation of `report` in low precision."""
-    moved = [report.contributions[f].isolated for f in formats if f in report.contributions] if report else []
-    return max((math.inf if math.isnan(effect) else effect for effect in moved), default=0.0)
+    if report is None:
+        return 0.0
+    largest = 0.0
+    for fmt in formats:
+        if fmt in report.contributions:
+            effect = report.contributions[fmt].isolated
+            largest = max(largest, math.inf if math.isnan(effect) else effect)
+    return largest
 
 
 def _plan_words(audit: Audit, plan: Plan) -> str:

@@ -93,16 +93,16 @@ def step_overview(fixes: Fixes, name: str) -> list[Block]:
         (f"{fix.title} ({fix.file}:{fix.line})", fix.problem, fix.safety, f"{_loss(fix.before)} to {_loss(fix.after)}")
         for fix in fixes.fixes
     )
-    said = "No fix: no repair of a named problem passed a rehearsal."
+    words = "No fix: no repair of a named problem passed a rehearsal."
     if not fixes.failing_before:
-        said = "No fix: a rehearsal of the step as written shows no problem with a known repair."
+        words = "No fix: a rehearsal of the step as written shows no problem with a known repair."
     if rows:
         left = f"{count(len(fixes.failing_after), 'problem')} left" if fixes.failing_after else "no problem left"
-        said = f"{count(len(rows), 'fix', 'fixes')}, {left}. The fixed step was rehearsed, as written and in FP32."
+        words = f"{count(len(rows), 'fix', 'fixes')}, {left}. The fixed step was rehearsed, as written and in FP32."
     kinds = dict.fromkeys(fix.safety for fix in fixes.fixes)
     return [
         Prose(f"Fixes of {name}", (), "title"),
-        Prose("Result", (said,)),
+        Prose("Result", (words,)),
         Grid(("change", "problem", "applies", "final loss as written"), rows, texts=3),
         Prose("Applies", tuple(f"{STEP_SAFETY[kind]}." for kind in kinds)),
         Prose("Left", tuple(f"{kind}." for kind in fixes.failing_after), listed=True),
@@ -141,11 +141,11 @@ def headline(fixes: Fixes) -> str:
         tried = f"none of {count(fixes.trials, 'tried change')} passed" if fixes.trials else "there was nothing to try"
         return f"No fix: {tried}."
     before = f"{fixes.speedup_before:.2f}x"
-    said = f"{count(len(fixes.fixes), 'fix', 'fixes')}: the recommended plan is predicted at {fixes.speedup_after:.2f}x instead of {before}."
+    words = f"{count(len(fixes.fixes), 'fix', 'fixes')}: the recommended plan is predicted at {fixes.speedup_after:.2f}x instead of {before}."
     if fixed := [name for name in fixes.failing_before if name not in fixes.failing_after]:
         listed = ", ".join(map(run_words, fixed))
-        said += f" Without a plan, the model now runs within the error budget in {listed}."
-    return f"{said} The fixed model was run and audited, on all inputs."
+        words += f" Without a plan, the model now runs within the error budget in {listed}."
+    return f"{words} The fixed model was run and audited, on all inputs."
 
 
 def sarif_fixes(audit: Audit, members: Iterable[Finding]) -> dict[str, Any]:

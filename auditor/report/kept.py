@@ -128,18 +128,22 @@ def explain_layer(audit: Audit, name: str) -> str:
     Raises: AuditorError(slug="no-such-layer").
     """
     owners = {report.node.name: report.node.owner for report in audit.nodes}
-    paths = {path for plan in audit.plans.values() for path in (*plan.scopes, *_modules(plan))} | {*owners.values()}
+    paths = {*owners.values()}
+    for plan in audit.plans.values():
+        paths |= {*plan.scopes, *_modules(plan)}
     modules = {above for path in paths for above in enclosing_paths(path)}
     if name not in modules and name not in owners:
         lists = "module paths are in plan.json, names of operations in measurements.json"
         hint = suggest(name, [*modules, *owners], lists, cutoff=0.5)
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
-    text, owner = [scope(name)], None if name in modules else owners[name]
+    owner = None if name in modules else owners[name]
+    lines = [scope(name)]
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):
         mark = " (recommended)" if title == audit.recommended else ""
         first, *inside = _explain(plan, name, owner, owners)
-        text += [f"  {title}{mark}: {first}", *(f"    {line}" for line in shorten(sorted(inside), INSIDE))]
-    return "\n".join(text) + "\n"
+        lines.append(f"  {title}{mark}: {first}")
+        lines += [f"    {line}" for line in shorten(sorted(inside), INSIDE)]
+    return "\n".join(lines) + "\n"
 
 
 def _modules(plan: Plan) -> dict[str, str]:
@@ -150,30 +154,43 @@ def _modules(plan: Plan) -> dict[str, str]:
 def _explain(plan: Plan, name: str, owner: str | None, owners: Mapping[str, str]) -> list[str]:
     """One line with the precision of an operation of module `owner`. If `owner` is None: the precision of a module, and
     a line for each FP32 part in it with the reason; for the root, without its submodules."""
-    modules, within_low = _modules(plan), choice_from_scopes(plan.scopes)(name if owner is None else owner) != "fp32"
-    why = modules.get(name if owner is None else owner, "contains only submodules, no operations")
-    operations = {
-        node: f"not in low precision; {reason.words}" for reason in plan.reasons for node in reason.operations
-    }
-    operations |= {
-        kept.node: f"FP32{' output' if kept.only_output else ''}; {kept.because}"
-        for kept in (plan.program.kept if plan.program else ())
-        if kept.node
-    }
+    modules = _modules(plan)
+    operations = _words_of_operations(plan)
+    path = name if owner is None else owner
+    is_low = choice_from_scopes(plan.scopes)(path) != "fp32"
+    why = modules.get(path, "contains only submodules, no operations")
     if owner is not None:
-        usual = (
-            f"{label(plan.format)}, like {scope(owner)}" if within_low else f"FP32, like all of {scope(owner)}; {why}"
-        )
-        return [operations.get(name, usual)]
-    inside = [path for path in modules if name and path != name and within(path, name)]
-    integer = {node for reason in plan.reasons if reason.kind == "not-floating" for node in reason.operations}
-    deep = plan.program is not None and name
-    here = (n for n in operations if n in owners and (owners[n] == name or (deep and within(owners[n], name))))
-    return [
-        label(plan.format) if within_low else f"FP32; {why}",
-        *(f"{path}: FP32; {modules[path]}" for path in inside),
-        *(f"{node}: {operations[node]}" for node in here if node not in integer),
-    ]
+        as_its_module = f"FP32, like all of {scope(owner)}; {why}"
+        if is_low:
+            as_its_module = f"{label(plan.format)}, like {scope(owner)}"
+        return [operations.get(name, as_its_module)]
+
+    lines = [label(plan.format) if is_low else f"FP32; {why}"]
+    for inner, reason in modules.items():
+        if name and inner != name and within(inner, name):
+            lines.append(f"{inner}: FP32; {reason}")
+    discrete = {node for reason in plan.reasons if reason.kind == "not-floating" for node in reason.operations}
+    with_submodules = plan.program is not None and name != ""
+    for node, words in operations.items():
+        if node not in owners or node in discrete:
+            continue
+        is_inside = with_submodules and within(owners[node], name)
+        if owners[node] == name or is_inside:
+            lines.append(f"{node}: {words}")
+    return lines
+
+
+def _words_of_operations(plan: Plan) -> dict[str, str]:
+    """{operation that a plan explains by itself: its precision, with the reason}."""
+    words = dict[str, str]()
+    for reason in plan.reasons:
+        for node in reason.operations:
+            words[node] = f"not in low precision; {reason.words}"
+    for kept in plan.program.kept if plan.program else ():
+        if kept.node:
+            what = "FP32 output" if kept.only_output else "FP32"
+            words[kept.node] = f"{what}; {kept.because}"
+    return words
 
 
 def keep_alone(audit: Audit, owner: str) -> str | None:

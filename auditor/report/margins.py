@@ -21,15 +21,15 @@ def range_note(subject: Subject, capture: Capture, ranges: Mapping[str, Magnitud
         row for row in FORMATS.values() if row.largest > fp16.largest and subject.stored_low.get(row.storage or "")
     ]
     written = literal_results(capture, ranges)
-    found = {name: ranges[name].max_abs for name in capture.nodes if name in ranges and name not in written}
-    if "fp16" not in formats or not wider or not found:
+    largest_of = {name: ranges[name].max_abs for name in capture.nodes if name in ranges and name not in written}
+    if "fp16" not in formats or not wider or not largest_of:
         return ""
-    name = max(found, key=found.__getitem__)
-    node, largest = capture.nodes[name], found[name]
+    name = max(largest_of, key=largest_of.__getitem__)
+    node, largest = capture.nodes[name], largest_of[name]
     where = node.owner or node.op
     place = f"{where} ({node.source})" if node.source else where
     came = label(wider[0].name)
-    said = f"The model was stored in {came}, and FP16 ends at {fp16.largest:,.0f}. The largest activation on these inputs, in {place}, is {largest:.3g}"
+    words = f"The model was stored in {came}, and FP16 ends at {fp16.largest:,.0f}. The largest activation on these inputs, in {place}, is {largest:.3g}"
     if largest > fp16.largest:
-        return f"{said}, which overflows in FP16."
-    return f"{said}, {fp16.largest / largest if largest else math.inf:.3g} times below that. Larger inputs may exceed FP16, but not {came}."
+        return f"{words}, which overflows in FP16."
+    return f"{words}, {fp16.largest / largest if largest else math.inf:.3g} times below that. Larger inputs may exceed FP16, but not {came}."

@@ -9,7 +9,7 @@ from ..criteria.criterion import counts_flips
 from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
 from ..records.decisions import Decisions
-from ..records.measure import MEASURED, ProductError
+from ..records.measure import MEASURED, Contribution, FlaggedRegion, ProductError
 from ..records.plan import INPUT
 from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, or_blank, percent, ratio, scope, where
@@ -33,19 +33,31 @@ def origins(audit: Audit) -> list[Block]:
 
 
 def _origins(audit: Audit, fmt: str) -> list[Block]:
+    """Blocks on one format: the operations with the first Inf or NaN, then the tables of errors by operation."""
     runs = nonfinite_runs(audit, fmt)
-    first = {first.node: first for first in runs.values() if first is not None}
-    born = [r for r in audit.nodes if fmt in r.errors and (r.errors[fmt].originates_here or r.node.name in first)]
-    kinds = fold(born, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause, r.exposed.get(fmt)))
-    said = [_birth(audit, same, fmt, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
-    if not kinds:
-        alone = "no single operation produces Inf or NaN, but the whole model in low precision does"
-        finite = "no value that is finite in FP32 becomes Inf or NaN"
-        said = [f"In {label(fmt)} {alone if runs else finite}."]
+    first = {at.node: at for at in runs.values() if at is not None}
+    beginnings = list[NodeReport]()
+    for report in audit.nodes:
+        error = report.errors.get(fmt)
+        if error is not None and (error.originates_here or report.node.name in first):
+            beginnings.append(report)
+    kinds = fold(beginnings, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause, r.exposed.get(fmt)))
+    sentences = [_birth(audit, same, fmt, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
+    if not kinds and runs:
+        sentences = [
+            f"In {label(fmt)} no single operation produces Inf or NaN, but the whole model in low precision does."
+        ]
+    elif not kinds:
+        sentences = [f"In {label(fmt)} no value that is finite in FP32 becomes Inf or NaN."]
     if len(kinds) > SHOWN:
-        said.append(f"{count(len(kinds) - SHOWN, 'more origin')} in the layer table.")
-    grids = (_sources(audit, fmt), _products(audit, fmt), _regions(audit, fmt))
-    return [Prose(label(fmt), tuple(said), listed=True), Prose("", (_linearity(audit, fmt),)), *grids]
+        sentences.append(f"{count(len(kinds) - SHOWN, 'more origin')} in the layer table.")
+    return [
+        Prose(label(fmt), tuple(sentences), listed=True),
+        Prose("", (_linearity(audit, fmt),)),
+        _sources(audit, fmt),
+        _products(audit, fmt),
+        _regions(audit, fmt),
+    ]
 
 
 def _products(audit: Audit, fmt: str) -> Grid:
@@ -66,44 +78,69 @@ def _products(audit: Audit, fmt: str) -> Grid:
 
 def _birth(audit: Audit, same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     """A text on an operation where Inf, NaN or an exception first appears: place, number of blocks, and cause."""
-    report, error = same[0], same[0].errors[fmt]
-    alone = error.unsupported or error.disagreement or error.overflow or error.nan
-    value = error.cause or "Inf or NaN" if alone else first.value if first else "Inf or NaN"
+    report = same[0]
+    error = report.errors[fmt]
+    value = first.value if first else "Inf or NaN"
+    breaks_alone = bool(error.unsupported or error.disagreement or error.overflow or error.nan)
+    if breaks_alone:
+        value = error.cause or "Inf or NaN"
     name = VALUES.get(value, value.capitalize() if value.islower() else value)
-    blocks = f" and at {count(len(same) - 1, 'similar operation')}" if len(same) > 1 else ""
-    begins = f"{where(report.node)}{blocks} raises an error on {label(fmt)} inputs: {error.unsupported}"
-    if not error.unsupported:
-        begins = f"{name} first appears at {where(report.node)}{blocks}"
-    together = (
-        cause(audit, first, fmt) if first else "With only this operation in low precision, all values stay finite."
-    )
-    remark = EXPOSED.get(report.exposed.get(fmt, ("",)), "")
-    return " ".join(filter(None, (f"{begins}.", "" if alone else together, remark)))
+    place = where(report.node)
+    if len(same) > 1:
+        place += f" and at {count(len(same) - 1, 'similar operation')}"
+    sentences = [f"{name} first appears at {place}."]
+    if error.unsupported:
+        sentences = [f"{place} raises an error on {label(fmt)} inputs: {error.unsupported}."]
+    if not breaks_alone and first:
+        sentences.append(cause(audit, first, fmt))
+    elif not breaks_alone:
+        sentences.append("With only this operation in low precision, all values stay finite.")
+    sentences.append(EXPOSED.get(report.exposed.get(fmt, ("",)), ""))
+    return " ".join(filter(None, sentences))
 
 
 def _sources(audit: Audit, fmt: str) -> Grid:
     """Table of operations that add the most rounding error: their own effects, and shares of these effects' squares."""
-    low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
-    own = [(r, r.contributions[fmt]) for r in low if 0 < r.contributions[fmt].own < math.inf]
-    total = sum(moved.own**2 for _, moved in own)
+    effects = list[tuple[NodeReport, Contribution]]()
+    for report in audit.nodes:
+        is_low = report.node.floating and report.exposed.get(fmt, True)
+        effect = report.contributions.get(fmt)
+        if is_low and effect is not None and 0 < effect.own < math.inf:
+            effects.append((report, effect))
+    total = sum(effect.own**2 for _, effect in effects)
     rows = []
-    for report, moved in sorted(own, key=lambda pair: -pair[1].own)[:SHOWN]:
-        predicted = "" if moved.decided_by == "re-run" else ", predicted"
-        rows.append((where(report.node), f"{ratio(moved.own)}{predicted}", percent(moved.own**2 / total)))
-    caption = f"Operations that add the most rounding error in {label(fmt)}. Own rounding: {'used part of a limit' if audit.criteria else 'change of the output'} if only this operation rounds, on FP32 inputs. Share: the square of Own rounding, divided by the sum of these squares over all operations"
+    for report, effect in sorted(effects, key=lambda pair: -pair[1].own)[:SHOWN]:
+        predicted = "" if effect.decided_by == "re-run" else ", predicted"
+        rows.append((where(report.node), f"{ratio(effect.own)}{predicted}", percent(effect.own**2 / total)))
+    unit = "used part of a limit" if audit.criteria else "change of the output"
+    caption = (
+        f"Operations that add the most rounding error in {label(fmt)}. Own rounding: {unit} if only this operation "
+        "rounds, on FP32 inputs. Share: the square of Own rounding, divided by the sum of these squares over all operations"
+    )
     return Grid(("Operation", "Own rounding", "Share"), tuple(rows), caption=caption)
 
 
 def _regions(audit: Audit, fmt: str) -> Grid:
     """Table of regions of several operations: first regions that raise or become non-finite, then by falling error."""
-    result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
-    result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
-    heads, rows = ("Module", "Operations", "Moves output", "Single errors"), []
-    for r in result[:SHOWN]:
-        moves = f"does not run: {r.failure}" if r.failure else ratio(r.error)
-        rows.append((f"`{scope(r.scope)}`", str(len(r.nodes)), moves, ratio(r.explained)))
-    caption = f"Groups of neighboring operations. Moves output: {'share of a limit used' if audit.criteria else 'change of the output'} with only the group in {label(fmt)}. Single errors: the value to expect if the effects of the single operations are independent (root of the sum of their squares); a larger Moves output means that they add up"
-    return Grid(heads, tuple(rows), caption=caption)
+
+    def size(region: FlaggedRegion) -> float:
+        if region.error is None or math.isnan(region.error):
+            return math.inf
+        return region.error
+
+    regions = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
+    regions.sort(key=size, reverse=True)
+    rows = []
+    for region in regions[:SHOWN]:
+        moves = f"does not run: {region.failure}" if region.failure else ratio(region.error)
+        rows.append((f"`{scope(region.scope)}`", str(len(region.nodes)), moves, ratio(region.explained)))
+    unit = "share of a limit used" if audit.criteria else "change of the output"
+    caption = (
+        f"Groups of neighboring operations. Moves output: {unit} with only the group in {label(fmt)}. Single errors: the "
+        "value to expect if the effects of the single operations are independent (root of the sum of their squares); a "
+        "larger Moves output means that they add up"
+    )
+    return Grid(("Module", "Operations", "Moves output", "Single errors"), tuple(rows), caption=caption)
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
@@ -167,12 +204,12 @@ def nonfinite_runs(audit: Audit, fmt: str) -> dict[str, NonFinite | None]:
     result = {}
     for (whose, first), titles in sorted(groups.items(), key=lambda group: group[0][0] != ""):
         title = whose or f"{label(fmt)} {' and '.join(titles)}, without a plan"
-        said = "the outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
+        words = "the outputs turn Inf or NaN. A replay of the recorded graph stays finite, so the operation responsible is unknown."
         if first is not None:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)
-            said = f"values turn {first.value} at {place}{batch}. {cause(audit, first, fmt)}"
-        result[f"{title}: {said}"] = first
+            words = f"values turn {first.value} at {place}{batch}. {cause(audit, first, fmt)}"
+        result[f"{title}: {words}"] = first
     return result
 
 
@@ -207,8 +244,8 @@ def _sentences(one: Decisions, audit: Audit) -> list[str]:
     first = one.operations[0]
     if first.seen is None:
         others = " and others" if one.operations[1:] else ""
-        said = f"with the FP32 run's decisions for the shapes of {where(first)}{others}, the error is {ratio(one.frozen)}{times}"
-        return [f"{low}; {said}. {differ}"]
+        words = f"with the FP32 run's decisions for the shapes of {where(first)}{others}, the error is {ratio(one.frozen)}{times}"
+        return [f"{low}; {words}. {differ}"]
     if one.lifted is None:
         flips = any(each.error is not None for each in one.operations)
         return [

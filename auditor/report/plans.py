@@ -128,7 +128,8 @@ def _allowed(plan: Plan) -> float:
 
 
 def gpu_only_words(plan: Plan) -> str:
-    """That the plan needs a GPU, and how to try it on a CPU; "" if the audit's CPU can run the plan."""
+    """A sentence which says that the plan needs a GPU, and how to try it on a CPU; "" if the audit's CPU can run the
+    plan."""
     if plan.gpu_only is None:
         return ""
     where = f"The plan {plan.name} is for a GPU: on the CPU of this audit its model fails: {plan.gpu_only}"
@@ -156,7 +157,7 @@ def plans_section(audit: Audit, plans: tuple[PlanView, ...]) -> list[Block]:
         "A plan may keep modules, functions or outputs in FP32. "
         'The values for "no plan" are of the same format and strategy without these exceptions.'
     )
-    texts = (Prose("", (said,), "about") for said in (about, score_headline(audit)))
+    texts = (Prose("", (text,), "about") for text in (about, score_headline(audit)))
     shown: list[Block] = [*texts, *plan_table(audit, plans)]
     if (chart := plan_chart(audit)) is not None:
         shown = [Columns(tuple(shown), (chart,))]
@@ -182,9 +183,9 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     if (chosen := next((p for p in plans if p.recommended), None)) is not None:
         plan = chosen.plan
         made = "measured" if plan.measured_times else "predicted" + f" for one {plan.target}" * bool(plan.target)
-        said = f"* recommended. FLOPs low: share of FLOPs in low precision. Speed-ups are {made}."
+        words = f"* recommended. FLOPs low: share of FLOPs in low precision. Speed-ups are {made}."
         memory = f" Predicted memory: {chosen.memory}." * bool(chosen.memory)
-        yield Prose("", (said + memory,), "muted")
+        yield Prose("", (words + memory,), "muted")
     yield Prose("Fails", failures(audit), listed=len(failures(audit)) > 1)
     yield Prose("Program", tuple(p.program for p in plans if p.program))
 
@@ -205,7 +206,9 @@ def failures(audit: Audit) -> tuple[str, ...]:
     for name, ran in audit.baselines.items():
         if ran.failure:
             alike.setdefault(re.sub(rf"\b({dtypes})\b", "", ran.failure), {})[name] = ran.failure
-    return tuple(f"{_runs_in_words(said)}, without a plan: {next(iter(said.values()))}" for said in alike.values())
+    return tuple(
+        f"{_runs_in_words(messages)}, without a plan: {next(iter(messages.values()))}" for messages in alike.values()
+    )
 
 
 def _runs_in_words(names: Iterable[str]) -> str:
@@ -260,44 +263,57 @@ def _onnx(plan: Plan, onnx: Onnx) -> str:
     """A plan's ONNX file and errors: predicted, of the program, and in onnxruntime with and without GPU rounding."""
     if not onnx.file:
         return f". {sentence(onnx.failure or '')}"
-    low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
+    low = label(plan.format)
+    ends = "FP32" if onnx.ends == "fp32" else low
+    words = f". {onnx.file} has {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32; its inputs and outputs are {ends}"
+    if onnx.error is None:
+        words += f". No error of the file itself was measured: {onnx.failure}"
+    if onnx.note:
+        words += f". {sentence(onnx.note)}"
+    has_joint_error = plan.verification is not None and plan.verification.joint is not None
     errors = {
-        "predicted": None if joint else plan.predicted_error,
+        "predicted": None if has_joint_error else plan.predicted_error,
         f"of {plan.program.file if plan.program else ''}": onnx.program_error,
         f"in {onnx.runtime}, which uses FP32 for operations without a {low} kernel": onnx.error,
         f"in onnxruntime with every {low} value rounded as on a GPU": onnx.rounded_error,
     }
-    told = [f"{ratio(error)} {where}" for where, error in errors.items() if error is not None]
-    ends = "FP32" if onnx.ends == "fp32" else low
-    said = f". {onnx.file} has {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32; its inputs and outputs are {ends}"
-    lacking = f". No error of the file itself was measured: {onnx.failure}" if onnx.error is None else ""
-    if onnx.note:
-        lacking += f". {sentence(onnx.note)}"
-    return said + lacking + (f". Relative L2 error: {'; '.join(told)}" if told else "")
+    measured = [f"{ratio(error)} {where}" for where, error in errors.items() if error is not None]
+    if measured:
+        words += f". Relative L2 error: {'; '.join(measured)}"
+    return words
 
 
 def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:
     """A line for each criterion of a plan: exceeded limits first, then by the used share of the limit."""
     ran = plan.verification
     values = ran.criteria if ran is not None and not ran.failure else ()
-    most = max(values, key=lambda one: one.share or 0.0) if len(values) > 1 else None
-    before = {(one.output, one.kind): one for one in baseline.criteria} if baseline and not baseline.failure else {}
+    nearest = max(values, key=lambda one: one.share or 0.0) if len(values) > 1 else None
+    without_plan = dict[tuple[str, str], CriterionValue]()
+    if baseline and not baseline.failure:
+        without_plan = {(one.output, one.kind): one for one in baseline.criteria}
     lines = []
     for one in sorted(values, key=lambda one: (one.holds, -(one.share or 0.0))):
-        nearest = "Nearest to its limit: " if one is most and one.share and one.holds else ""
-        was = before.get((one.output, one.kind), one)
-        without = f"; without the plan it is {shown_value(was)}" if was.value != one.value else ""
-        lines.append(f"{nearest}{limit_line(one)}{without}")
+        line = limit_line(one)
+        if one is nearest and one.share and one.holds:
+            line = f"Nearest to its limit: {line}"
+        was = without_plan.get((one.output, one.kind), one)
+        if was.value != one.value:
+            line += f"; without the plan it is {shown_value(was)}"
+        lines.append(line)
     return tuple(lines)
 
 
 def limit_line(one: CriterionValue) -> str:
     """A criterion's value and limit: `top1 of logits is 1, at least 0.99 is required`."""
-    allowed = f"at most {one.limit:.12g} is allowed" if one.sign == "<=" else f"at least {one.limit:.12g} is required"
-    broken = "" if one.holds else ": limit exceeded"
-    told = "" if one.predicted is None else f" ({one.predicted:.3g} predicted)"
-    changed = f" ({words})" if (words := flipped_words(one)) else ""
-    return f"{one.kind} of {one.output} is {shown_value(one)}{changed}{told}, {allowed}{broken}"
+    needs = f"at most {one.limit:.12g} is allowed" if one.sign == "<=" else f"at least {one.limit:.12g} is required"
+    value = shown_value(one)
+    flipped = flipped_words(one)
+    if flipped:
+        value += f" ({flipped})"
+    if one.predicted is not None:
+        value += f" ({one.predicted:.3g} predicted)"
+    line = f"{one.kind} of {one.output} is {value}, {needs}"
+    return line if one.holds else f"{line}: limit exceeded"
 
 
 def shown_value(one: CriterionValue) -> str:
@@ -352,16 +368,26 @@ def score_headline(audit: Audit) -> str:
     base = audit.evaluation
     if base is None:
         return ""
-    mean = f"the mean of {count(base.samples, 'number')}" if base.samples and base.samples > 1 else ""
-    of = f"{base.of_mean} of {mean or 'the number'}, " if base.of_mean else f"{mean}, " if mean else ""
-    worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
-    allowed = "any score is allowed" if base.max_drop is None else f"a plan's score may be {worse} than FP32's"
+    of_what = list[str]()
+    mean = ""
+    if base.samples and base.samples > 1:
+        mean = f"the mean of {count(base.samples, 'number')}"
+    if base.of_mean:
+        of_what.append(f"{base.of_mean} of {mean or 'the number'}")
+    elif mean:
+        of_what.append(mean)
+    of_what.append(f"{count(base.calls, 'call')} of the model")
+
+    allowed = "any score is allowed"
+    if base.max_drop is not None:
+        worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
+        allowed = f"a plan's score may be {worse} than FP32's"
+    sentences = [f"{base.function} gives {base.score:.5g} for the FP32 model ({', '.join(of_what)})."]
     runs = sum(plan.score is not None for plan in audit.plans.values())
-    again = f" The function was also called under {count(runs, 'plan')}." if runs else ""
-    return (
-        f"{base.function} gives {base.score:.5g} for the FP32 model ({of}{count(base.calls, 'call')} of "
-        f"the model).{again} {base.better.capitalize()} is better; {allowed}."
-    )
+    if runs:
+        sentences.append(f"The function was also called under {count(runs, 'plan')}.")
+    sentences.append(f"{base.better.capitalize()} is better; {allowed}.")
+    return " ".join(sentences)
 
 
 def score_words(base: Evaluation | None, score: Score | None) -> str:
@@ -375,13 +401,13 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
     drop += 0.0  # no negative zero
     error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"
     change = f"{abs(drop):.3g} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
-    said = f"{score.value:.5g}, {change}"
+    value_in_words = f"{score.value:.5g}, {change}"
     if score.passed is None or base.max_drop is None:
-        return said
+        return value_in_words
     near = score.standard_error is not None and abs(drop - base.max_drop) < NEAR * score.standard_error
     doubt = "; so close to the limit that other samples may give another result" if near else ""
     verdict = "passes" if score.passed else f"fails, since at most {base.max_drop:g} is allowed"
-    return f"{said}; {verdict}{doubt}"
+    return f"{value_in_words}; {verdict}{doubt}"
 
 
 def advice(audit: Audit) -> str:
@@ -420,8 +446,12 @@ def times(audit: Audit) -> tuple[str, ...]:
 
 def today_title(audit: Audit) -> str:
     """The label for FP32 under the user's flags: `FP32 under your own flags (TF32)`."""
-    formats = ", ".join(map(str.upper, audit.fp32_today.computed_in if audit.fp32_today else ()))
-    return f"FP32 under your own flags{f' ({formats})' if formats else ''}"
+    title = "FP32 under your own flags"
+    today = audit.fp32_today
+    if today is None or not today.computed_in:
+        return title
+    formats = ", ".join(name.upper() for name in today.computed_in)
+    return f"{title} ({formats})"
 
 
 def _in_words(taken: Times) -> str:
@@ -430,11 +460,11 @@ def _in_words(taken: Times) -> str:
     low, median, high = (
         f"{t / size:.3g}" if t / size < 999.5 else f"{t / size:.0f}" for t in (taken.low, taken.median, taken.high)
     )
-    said = f"{median} {unit} ({low} to {high})"
+    words = f"{median} {unit} ({low} to {high})"
     if taken.speedup is None or taken.speedup_low is None or taken.speedup_high is None:
-        return said
+        return words
     same = ", not measurably different from FP32" if taken.speedup_low <= 1 <= taken.speedup_high else ""
-    return f"{said}, {taken.speedup:.2f}x{same}"
+    return f"{words}, {taken.speedup:.2f}x{same}"
 
 
 def _time_words(timed: TimeAndMemory) -> str:

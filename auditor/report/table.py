@@ -34,7 +34,7 @@ def table(audit: Audit) -> dict[str, Any]:
     rows = {report.node.name: row for row, report in enumerate(reports)}  # {operation: its row}
     plan = audit.plans.get(audit.recommended or "")
 
-    # `add` numbers the texts in the order in which the columns below ask for them.
+    # The order of the columns below decides the order of `strings`.
     return {
         "formats": [_format_entry(fmt) for fmt in audit.formats],
         "verdicts": list(VERDICTS),

@@ -125,15 +125,23 @@ def loop_code(audit: Audit) -> str | None:
     if result is None or result.format is None:
         return None
     plan = training_plan(audit)
-    several = plan is not None and result.returned == "tensors"
-    call = f"model({ARGUMENTS[result.inputs].format('inputs')})"
-    outputs = f"in_fp32({call})" if several else f"{call}.float()" if plan else call
-    body = f"inputs, targets = batch\n    return loss_fn({outputs}, targets)"
+    arguments = ARGUMENTS[result.inputs]
+    needs_cast_of_several = False
     if result.loss_source == "the model's own loss":
-        several, answer = False, {"attribute": ".loss", "mapping": '["loss"]'}.get(result.returned, "")
-        body = f"return model({ARGUMENTS[result.inputs].format('batch')}){answer}"
-    imported = "import dataclasses\n" if several else ""
-    return imported + training_code(audit, result.format, plan) + IN_FP32 * several + LOOP.format(body)
+        loss = {"attribute": ".loss", "mapping": '["loss"]'}.get(result.returned, "")
+        body = f"return model({arguments.format('batch')}){loss}"
+    else:
+        needs_cast_of_several = plan is not None and result.returned == "tensors"
+        outputs = f"model({arguments.format('inputs')})"
+        if needs_cast_of_several:
+            outputs = f"in_fp32({outputs})"
+        elif plan:
+            outputs = f"{outputs}.float()"
+        body = f"inputs, targets = batch\n    return loss_fn({outputs}, targets)"
+    code = training_code(audit, result.format, plan)
+    if needs_cast_of_several:
+        code = f"import dataclasses\n{code}{IN_FP32}"
+    return code + LOOP.format(body)
 
 
 ARGUMENTS = {"tensor": "{}", "tuple": "*{}", "dict": "**{}", "both": "*{0}[0], **{0}[1]"}

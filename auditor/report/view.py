@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import kept_apart, outcome
 from ..records import Batch, InputRange, NodeReport, Plan, Subject, Verification
 from ..records.audit import FILES, Audit
+from ..records.decisions import Decision
 from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
 from .findings import causes, outputs_beyond, repair_words
@@ -60,42 +61,58 @@ class Tally:
 
 
 def _tally(audit: Audit, fmt: str) -> Tally:
+    """The verdicts of one format, counted and in words."""
     runs = nonfinite_runs(audit, fmt)
     vanished = {first.node for first in runs.values() if first is not None and first.cause == "underflow"}
     judged = [node for node in audit.nodes if fmt in node.verdicts]
     kinds = Counter(node.verdicts[fmt].verdict for node in judged)
     limits = {_limit(node, fmt, vanished) for node in judged if node.verdicts[fmt].verdict in ("sensitive", "unsafe")}
-    wider = FORMATS[fmt].smallest_normal > torch.finfo(torch.float32).tiny
+    limit = _causes_in_words(fmt, limits)
+
+    unsafe = kinds["unsafe"]
+    sensitive = kinds["sensitive"]
+    untested = kinds["untested"]
+    tested = len(judged) - untested
+    left = ""
+    if untested:
+        left = f"; {untested:,} {'was' if untested == 1 else 'were'} not tested"
+    if not tested:
+        sentence = f"{label(fmt)} was not tested on any operation."
+    elif not unsafe and not sensitive:
+        what = " tested" if untested else ""
+        all_tested = f"none of the {count(tested, 'operation')}{what} is unsafe or sensitive"
+        if tested == 1:
+            all_tested = f"the only operation{what} is neither unsafe nor sensitive"
+        alone = " when tested alone" if runs else ""  # the whole model in low precision becomes non-finite
+        sentence = f"{label(fmt)}: {all_tested}{alone}{left}."
+    else:
+        # Autocast runs some operations in FP32: these are unsafe only with cast weights.
+        cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)
+        where = ""
+        if cast:
+            number = "" if cast == unsafe else f"{cast:,} "
+            where = f" ({number}only with cast weights)"
+        cause = f"; causes: {limit}" if limit else ""
+        counts = f"{unsafe:,} unsafe{where} and {sensitive:,} sensitive of {count(len(judged), 'operation')}"
+        sentence = f"{label(fmt)}: {counts}{cause}{left}."
+    return Tally(label(fmt), {name: kinds[name] for name in VERDICTS}, limit, sentence)
+
+
+def _causes_in_words(fmt: str, causes: Container[str | None]) -> str:
+    """The causes of sensitive and unsafe verdicts, such as `overflow and rounding`; "" without any."""
+    has_range_of_fp32 = FORMATS[fmt].smallest_normal <= torch.finfo(torch.float32).tiny
     words = {
         "overflow": "overflow",
-        "underflow": "underflow (BF16 has FP32's range)" if wider else "underflow",
+        "underflow": "underflow" if has_range_of_fp32 else "underflow (BF16 has FP32's range)",
         "precision": "rounding",
         "literal": f"constants that {label(fmt)} cannot represent",
         "kernel": "missing kernels",
         "other": "operations that raise errors",
     }
-    *causes, last = [text for key, text in words.items() if key in limits] or [""]
-    limit = f"{', '.join(causes)} and {last}" if causes else last
-    unsafe, sensitive, untested = (kinds[name] for name in ("unsafe", "sensitive", "untested"))
-    left = f"; {untested:,} {'was' if untested == 1 else 'were'} not tested" if untested else ""
-    if untested == len(judged):
-        said = f"{label(fmt)} was not tested on any operation."
-    elif not unsafe and not sensitive:
-        number = len(judged) - untested
-        tested = " tested" if untested else ""
-        alone = " when tested alone" if runs else ""  # the whole model in low precision becomes non-finite
-        if number == 1:
-            said = f"{label(fmt)}: the only operation{tested} is neither unsafe nor sensitive{alone}{left}."
-        else:
-            said = (
-                f"{label(fmt)}: none of the {count(number, 'operation')}{tested} is unsafe or sensitive{alone}{left}."
-            )
-    else:  # autocast runs some operations in FP32: these are unsafe only with cast weights
-        cast = sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged)
-        where = f" ({'' if cast == unsafe else f'{cast:,} '}only with cast weights)" if cast else ""
-        cause = f"; causes: {limit}" if limit else ""
-        said = f"{label(fmt)}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {count(len(judged), 'operation')}{cause}{left}."
-    return Tally(label(fmt), {name: kinds[name] for name in VERDICTS}, limit, said)
+    named = [text for key, text in words.items() if key in causes]
+    if len(named) < 2:
+        return "".join(named)
+    return f"{', '.join(named[:-1])} and {named[-1]}"
 
 
 class ReportView:
@@ -114,42 +131,88 @@ class ReportView:
 
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     """Two texts: the verdict (what to run, and how to train if that was requested), and the evidence."""
-    training, trained = audit.training, training_headline(audit) or ""
     if chosen is None:
-        if training and not training.format and any(one.is_verified and one.has_low for one in audit.plans.values()):
-            return training_words(training), "Plans for inference, which are within the error budget, are below."
-        proof, result = "", outcome(audit.plans, audit.use)
-        repair = "" if result == "loses" else _repair_first(audit)
-        if result == "loses":
-            proof = advice(audit)
-        elif result == "out of reach" and any(map(runs, audit.formats)):
-            looser = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
-            proof = f"{looser}, or start with the findings below."
-        return " ".join(filter(None, (audit.recommendation, repair, trained))), proof
-    plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
-    beyond = " except what autocast itself runs in FP32" * (plan.strategy == "autocast")
-    apart = f", keeping {kept} in FP32" if kept else f"; nothing has to stay in FP32{beyond}"
-    sentences = (f"Run the model in {chosen.title}{apart}.", _repair_first(audit), _outputs_beyond(audit, ran), trained)
-    said = " ".join(filter(None, sentences))
-    budget = f"{audit.max_error:g}"
+        return _verdict_without_plan(audit)
+    plan = chosen.plan
+    ran = plan.verification
+    kept = kept_apart(plan)
+    apart = "; nothing has to stay in FP32"
+    if kept:
+        apart = f", keeping {kept} in FP32"
+    elif plan.strategy == "autocast":
+        apart += " except what autocast itself runs in FP32"
+    sentences = (
+        f"Run the model in {chosen.title}{apart}.",
+        _repair_first(audit),
+        _outputs_beyond(audit, ran),
+        training_headline(audit) or "",
+    )
+    headline = " ".join(filter(None, sentences))
     if plan.measured_error is None:
-        return said, f"Predicted error {ratio(plan.predicted_error)}, budget {budget}; {chosen.detail}."
-    inputs = f" on {inputs_of(ran)}" if ran else ""
-    itself = f"; FP32 runs differ by {ratio(ran.noise)}" if ran and ran.floor else ""
+        predicted = f"Predicted error {ratio(plan.predicted_error)}, budget {audit.max_error:g}; {chosen.detail}."
+        return headline, predicted
+    proof = f"{_proof(audit, plan)}{_scatter(plan)}{_doubt(plan)}"
+    if chosen.before == "non-finite":  # `nonfinite_runs` speaks of non-finite outputs
+        return headline, proof
+    if not chosen.islands and chosen.before == ratio(plan.measured_error):
+        return headline, proof
+    before = f"the error is {chosen.before}"
+    if chosen.before == "fails to run":
+        before = "the model fails to run"
+    elif audit.criteria:
+        before = f"the largest share of a limit is {chosen.before}"
+    return headline, f"{proof} Without the plan, in {chosen.title}, {before}."
+
+
+def _verdict_without_plan(audit: Audit) -> tuple[str, str]:
+    """The two texts of `_verdict` for an audit that recommends FP32."""
+    training = audit.training
+    has_other_plans = any(plan.is_verified and plan.has_low for plan in audit.plans.values())
+    if training and not training.format and has_other_plans:
+        return training_words(training), "Plans for inference, which are within the error budget, are below."
+    result = outcome(audit.plans, audit.use)
+    repair = "" if result == "loses" else _repair_first(audit)
+    proof = ""
+    if result == "loses":
+        proof = advice(audit)
+    elif result == "out of reach" and any(map(runs, audit.formats)):
+        looser = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
+        proof = f"{looser}, or start with the findings below."
+    trained = training_headline(audit) or ""
+    return " ".join(filter(None, (audit.recommendation, repair, trained))), proof
+
+
+def _proof(audit: Audit, plan: Plan) -> str:
+    """A sentence on the run of a plan: its error, how FP32 itself varies, and whether few decisions were made."""
+    ran = plan.verification
     who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
-    error = f"error {ratio(plan.measured_error)} against FP32, budget {budget}"
+    inputs = f" on {inputs_of(ran)}" if ran else ""
+    error = f"error {ratio(plan.measured_error)} against FP32, budget {audit.max_error:g}"
     if ran and ran.criteria:
-        error = f"every criterion holds. Nearest to its limit: {limit_line(max(ran.criteria, key=lambda one: one.share or 0))}"
-    first = [(each.operations[0], each.frozen) for each in audit.decisions if each.format == plan.format]
-    few = [one for one, rest in first if one.count < FEW and (one.error or 0.0) ** 2 > rest**2 + audit.max_error**2]
-    if few and ran and ran.inputs == "audited":
-        itself += f". But the first batch has only {count(few[0].count, 'decision')} of {at(few[0].op, few[0].owner, few[0].source)}. One flipped decision exceeds the limit, and other inputs may flip one: verify on more inputs"
-    proof = f"{who} was run{inputs}: {error}{itself}.{_scatter(plan)}{_doubt(plan)}"
-    if chosen.before == "non-finite" or (not chosen.islands and chosen.before == ratio(plan.measured_error)):
-        return said, proof  # `nonfinite_runs` speaks of non-finite outputs
-    before = f"the {'largest share of a limit' if audit.criteria else 'error'} is {chosen.before}"
-    before = "the model fails to run" if chosen.before == "fails to run" else before
-    return said, f"{proof} Without the plan, in {chosen.title}, {before}."
+        nearest = max(ran.criteria, key=lambda one: one.share or 0)
+        error = f"every criterion holds. Nearest to its limit: {limit_line(nearest)}"
+    remark = ""
+    if ran and ran.floor:
+        remark = f"; FP32 runs differ by {ratio(ran.noise)}"
+    few = _few_decisions(audit, plan.format)
+    if few is not None and ran and ran.inputs == "audited":
+        remark += (
+            f". But the first batch has only {count(few.count, 'decision')} of {at(few.op, few.owner, few.source)}. One "
+            "flipped decision exceeds the limit, and other inputs may flip one: verify on more inputs"
+        )
+    return f"{who} was run{inputs}: {error}{remark}."
+
+
+def _few_decisions(audit: Audit, fmt: str) -> Decision | None:
+    """An operation with so few decisions that a single flip would exceed the error budget; None without one."""
+    for decisions in audit.decisions:
+        if decisions.format != fmt:
+            continue
+        first = decisions.operations[0]
+        limit = decisions.frozen**2 + audit.max_error**2
+        if first.count < FEW and (first.error or 0.0) ** 2 > limit:
+            return first
+    return None
 
 
 def _scatter(plan: Plan) -> str:
@@ -296,18 +359,18 @@ def noise(audit: Audit) -> dict[str, str]:
     outputs = sorted(measured.outputs.items(), key=lambda pair: -pair[1])[:NAMED]
     each = "; ".join(f"{name} {ratio(apart)}" for name, apart in outputs) if len(outputs) > 1 else ""
     below = f"; errors up to {ratio(measured.floor)} count as noise" if measured.floor else ""
-    said = {"Noise": f"{runs} in FP32 differ by {ratio(measured.error)}{f' ({each})' if each else ''}{below}"}
+    texts = {"Noise": f"{runs} in FP32 differ by {ratio(measured.error)}{f' ({each})' if each else ''}{below}"}
     if not measured.operations:
-        return said
+        return texts
     places = {report.node.name: at(report.node.op, report.node.owner, report.node.source) for report in audit.nodes}
     apart = {places.get(name, name): measured.nodes.get(name, 0.0) for name in measured.operations}
     listed = [f"{place}, differs by {ratio(error)}" for place, error in apart.items()]
-    return {**said, "Not deterministic": "; ".join(shorten(listed, NAMED, "measurements.json"))}
+    return {**texts, "Not deterministic": "; ".join(shorten(listed, NAMED, "measurements.json"))}
 
 
 def warnings_of(planning: PlanningContext, training: Training | None) -> Iterator[str]:
     """Warnings about stored weights, noise, held-out inputs, training batches, and the verification."""
-    subject, noise = planning.subject, planning.noise.found
+    subject, noise = planning.subject, planning.noise.measured
     yield from storage_notes(subject, planning.capture, planning.measured.ranges, planning.options.formats)
     if margin := range_note(subject, planning.capture, planning.measured.ranges, planning.options.formats):
         yield margin

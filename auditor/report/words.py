@@ -83,13 +83,25 @@ def fold_paths(paths: Sequence[str]) -> str:
     """Merge paths that differ only in block numbers: `layers.{0-2,7}.mlp` if short and accurate, else `a.*.b.* x6`."""
     if len(paths) == 1:
         return scope(paths[0])
-    steps = [list(dict.fromkeys(step)) for step in zip(*(path.split(".") for path in paths), strict=True)]
-    named = [step[0] if len(step) == 1 else f"{{{_runs(sorted(map(int, step)))}}}" for step in steps]
-    if math.prod(map(len, steps)) == len(paths) and all(
-        len(text) <= LONGEST for text, step in zip(named, steps, strict=True) if len(step) > 1
-    ):
-        return ".".join(named)
-    return f"{scope('.'.join('*' if len(step) > 1 else step[0] for step in steps))} x{len(paths)}"
+    split = [path.split(".") for path in paths]
+    choices = [list(dict.fromkeys(parts)) for parts in zip(*split, strict=True)]  # of each part of the paths
+    starred = list[str]()
+    listed = list[str]()
+    is_short = True
+    for part in choices:
+        if len(part) == 1:
+            starred += part
+            listed += part
+            continue
+        numbers = f"{{{_runs(sorted(map(int, part)))}}}"
+        starred.append("*")
+        listed.append(numbers)
+        is_short = is_short and len(numbers) <= LONGEST
+    # Accurate: the paths are all combinations of their parts.
+    is_accurate = math.prod(map(len, choices)) == len(paths)
+    if is_short and is_accurate:
+        return ".".join(listed)
+    return f"{scope('.'.join(starred))} x{len(paths)}"
 
 
 def list_paths(paths: Sequence[str], most: int, noun: str = "module") -> str:
@@ -109,9 +121,15 @@ def shorten(texts: Sequence[str], most: int, file: str = "plan.json") -> tuple[s
 
 def _runs(numbers: Sequence[int]) -> str:
     """Compress numbers: `0-2,7` for 0, 1, 2, 7."""
-    groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])  # equal for neighbors
-    runs = [[number for _, number in group] for _, group in groups]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+    groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])  # number minus position is constant in a run
+    texts = list[str]()
+    for _, group in groups:
+        run = [number for _, number in group]
+        if len(run) > 2:
+            texts.append(f"{run[0]}-{run[-1]}")
+        else:
+            texts += map(str, run)
+    return ",".join(texts)
 
 
 def power(base: int, exponent: int) -> str:
@@ -172,7 +190,10 @@ def scope(path: str) -> str:
 def sentence(text: str) -> str:
     """A message on one line, with a capital and a full stop."""
     line = " ".join(text.split())
-    return f"{line[:1].upper()}{line[1:]}{'' if line.endswith(('.', '!', '?')) else '.'}" if line else ""
+    if not line:
+        return ""
+    stop = "" if line.endswith((".", "!", "?")) else "."
+    return f"{line[0].upper()}{line[1:]}{stop}"
 
 
 def parts(text: str) -> list[tuple[str, bool]]:

@@ -116,17 +116,17 @@ def findings_of(
     apply_rules = partial(classify, rules=rules, formats={*formats, *schemes}, trains=trains)
 
     made = apply_rules(capture, gather(capture, measured.ranges, verdicts, by_node, gradients))
-    found = tuple(one for one in made if not one.measurable or _runs_low(one, judged))
+    result = tuple(one for one in made if not one.measurable or _runs_low(one, judged))
     first = set[tuple[str, str]]()  # (node, format) at which Inf or NaN begins
     for fmt in formats:
         for name, beginning in _beginnings(graph, fmt).items():
             if name == beginning and graph.has_broken_result(name, fmt):
                 first.add((name, fmt))
-    found = compare_with_verdicts(found, verdicts, first)
-    found = judge_failures(found, failed, capture, rules)
-    found += silent_findings(casts, capture, rules, formats)
-    found += tuple(input_findings(inputs, capture, rules, formats, judged.verdicts))
-    selected = apply_selection(found, select, ignores, rules)
+    result = compare_with_verdicts(result, verdicts, first)
+    result = judge_failures(result, failed, capture, rules)
+    result += silent_findings(casts, capture, rules, formats)
+    result += tuple(input_findings(inputs, capture, rules, formats, judged.verdicts))
+    selected = apply_selection(result, select, ignores, rules)
     caused = with_causes(selected, graph, rules)
 
     # A finding that the first batch's measurements do not give gets the number of its batch.
@@ -153,14 +153,24 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
     sensitive or unsafe operations connect the two. Other connected findings, or findings on one line, share a cause.
     """
     families = {rule.code: rule.family for rule in rules}
-    begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
+    formats = dict.fromkeys(fmt for finding in findings for fmt in finding.formats)
+    beginnings = {fmt: _beginnings(graph, fmt) for fmt in formats}
     breaking = {id(finding) for finding in findings if graph.is_broken(finding.node, *finding.formats)}
-    placed = [f for f in findings if families.get(f.rule) != "measured" or id(f) in breaking]
-    causes = {id(finding): _place(graph, finding, begins, families) for finding in placed}
-    foreseen = [f for f in placed if id(f) not in breaking and f.agrees and f.severity != "info" and f.measurable]
-    nearby = {finding.node: causes[id(finding)] for finding in foreseen}
-    alone = [finding for finding in findings if id(finding) not in causes]
-    causes |= _causes_of_measurement(graph, alone, nearby, begins, {causes[broken] for broken in breaking})
+
+    causes = dict[int, str]()  # {id of a finding: its cause}
+    nearby = dict[str, str]()  # {node: cause of a confirmed finding of a precision rule}
+    for finding in findings:
+        is_breaking = id(finding) in breaking
+        if families.get(finding.rule) == "measured" and not is_breaking:
+            continue
+        causes[id(finding)] = _place(graph, finding, beginnings, families)
+        is_confirmed = finding.agrees and finding.severity != "info" and finding.measurable
+        if is_confirmed and not is_breaking:
+            nearby[finding.node] = causes[id(finding)]
+
+    of_measurement = [finding for finding in findings if id(finding) not in causes]
+    broken = {causes[finding] for finding in breaking}
+    causes |= _causes_of_measurement(graph, of_measurement, nearby, beginnings, broken)
     return tuple(replace(finding, cause=causes[id(finding)]) for finding in findings)
 
 
@@ -210,25 +220,32 @@ def _causes_of_measurement(
     separate.
     """
     result: dict[int, str] = {}
-    together = nx.Graph()
+    together = nx.Graph()  # places that findings without a rule's cause share
     for fmt in formats:
         flagged = {name: node for name, node in graph.nodes.items() if graph.is_judged(name, (fmt,))}
-        stretch = nx.Graph(
-            {name: [source for source in node.inputs if source in flagged] for name, node in flagged.items()}
-        )
-        for joined in nx.connected_components(stretch):
+        inputs = {name: [source for source in node.inputs if source in flagged] for name, node in flagged.items()}
+        connected = nx.Graph(inputs)
+        for joined in nx.connected_components(connected):
             nx.add_path(together, (place_of(flagged[name]) for name in joined))
+
+        # A search from all nodes with a cause at once reaches every other node from its nearest.
         nearest = {name: cause for name, cause in foreseen.items() if name in flagged}
-        stretch.add_edges_from(("", name) for name in nearest)
-        for above, name in nx.bfs_edges(stretch, "") if nearest else ():
+        connected.add_edges_from(("", name) for name in nearest)
+        for above, name in nx.bfs_edges(connected, "") if nearest else ():
             nearest.setdefault(name, nearest.get(above, ""))
-        result |= {id(f): nearest[f.node] for f in findings if fmt in f.formats and f.node in nearest}
+        for finding in findings:
+            if fmt in finding.formats and finding.node in nearest:
+                result[id(finding)] = nearest[finding.node]
+
     places = {id(f): place_of(graph.nodes[f.node]) for f in findings if id(f) not in result}
     together.add_nodes_from(places.values())
     for joined in nx.connected_components(together):
-        if members := [finding for finding in findings if places.get(id(finding)) in joined]:
-            head = place_of(graph.nodes[_head(graph, members)])
-            result |= dict.fromkeys(map(id, members), f"{head}: precision" if head in broken else head)
+        members = [finding for finding in findings if places.get(id(finding)) in joined]
+        if not members:
+            continue
+        head = place_of(graph.nodes[_head(graph, members)])
+        cause = f"{head}: precision" if head in broken else head
+        result |= dict.fromkeys(map(id, members), cause)
     return result
 
 
@@ -240,13 +257,20 @@ def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
     causes the error. Without an amplifying operation, the result is the operation that changes the outputs most; not a
     move such as a transpose, if an operation that computes has a finding.
     """
-    each = {(f.node, fmt): graph.contribution(f.node, fmt) for f in findings for fmt in f.formats}
-    effects = {f.node: max(each[f.node, fmt].isolated for fmt in f.formats) for f in findings}
+    contributions = {(f.node, fmt): graph.contribution(f.node, fmt) for f in findings for fmt in f.formats}
+    effects = {f.node: max(contributions[f.node, fmt].isolated for fmt in f.formats) for f in findings}
     computing = [name for name in effects if not operation(graph.nodes[name].op).transparent]
     strongest = max(computing or effects, key=effects.__getitem__)
-    amplifiers = [at for at, c in each.items() if 0 < AMPLIFIED * max(c.own, c.cast) < c.isolated < math.inf]
-    amplifier, fmt = max(amplifiers, key=lambda pair: effects[pair[0]], default=(strongest, ""))
-    if not fmt or effects[amplifier] < WEIGHTY * effects[strongest]:
+
+    amplifiers = list[tuple[str, str]]()
+    for place, contribution in contributions.items():
+        rounding = max(contribution.own, contribution.cast)
+        if 0 < AMPLIFIED * rounding < contribution.isolated < math.inf:
+            amplifiers.append(place)
+    if not amplifiers:
+        return strongest
+    amplifier, fmt = max(amplifiers, key=lambda place: effects[place[0]])
+    if effects[amplifier] < WEIGHTY * effects[strongest]:
         return strongest
     return _maker(graph, amplifier, fmt, effects)
 
@@ -320,21 +344,31 @@ def about(
     plan's format. strategies: the requested ones, by default all; a finding that only occurs under others is a note.
     """
     findings = _with_strategies(findings, capture, graph)
-    held = [plan for plan in plans.values() if plan.holds and plan.has_low]
-    held = [plan for plan in held if plan.program is None] or held
-    plan = plans[recommended] if recommended else max(held, key=lambda plan: plan.predicted_speedup, default=None)
+    holding = [plan for plan in plans.values() if plan.holds and plan.has_low]
+    live = [plan for plan in holding if plan.program is None]
+    fastest = max(live or holding, key=lambda plan: plan.predicted_speedup, default=None)
+    plan = plans[recommended] if recommended else fastest
     if plan is None:
-        stopped = any(runs(fmt) for fmt in {plan.format for plan in plans.values()})
-        stops = {id(f) for f in findings if stopped and graph.is_judged(f.node, f.formats, ("unsafe",))}
-        return tuple(replace(f, bearing="stops" if id(f) in stops else None) for f in findings)
+        return _rate_without_plan(findings, plans, graph)
     if plan.program is not None:
         kept = {operation.node for operation in plan.program.kept if operation.node}
-        under, plainly = _Uses.by_operation(capture, kept), _Uses.by_operation(capture, ())
+        under = _Uses.by_operation(capture, kept)
+        plainly = _Uses.by_operation(capture, ())
     else:
         under = _Uses.of(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
         plainly = _Uses.of(capture, plan.strategy, plain(plan.format), plan.format)
-    severe = (_with_severity(finding, plan, under, plainly, graph) for finding in findings)
-    return tuple(_note_elsewhere(finding, strategies) for finding in severe)
+    rated = [_with_severity(finding, plan, under, plainly, graph) for finding in findings]
+    return tuple(_note_elsewhere(finding, strategies) for finding in rated)
+
+
+def _rate_without_plan(findings: Sequence[Finding], plans: Mapping[str, Plan], graph: FlowGraph) -> tuple[Finding, ...]:
+    """The findings, with the bearing `stops` for those on unsafe operations, if a plan's format could run."""
+    could_run = any(runs(plan.format) for plan in plans.values())
+    rated = list[Finding]()
+    for finding in findings:
+        stops = could_run and graph.is_judged(finding.node, finding.formats, ("unsafe",))
+        rated.append(replace(finding, bearing="stops" if stops else None))
+    return tuple(rated)
 
 
 def _note_elsewhere(finding: Finding, strategies: Collection[str]) -> Finding:
@@ -351,18 +385,20 @@ def input_names(capture: Capture) -> frozenset[str]:
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:
     """Add to each finding the strategies that run its operation in low precision if the plan keeps nothing in FP32."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
-    spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
-    low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in SHIPPED} for fmt in spoken}
+    named = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
+    low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in SHIPPED} for fmt in named}
 
-    def low_under(finding: Finding, fmt: str) -> tuple[str, ...]:
-        return tuple(name for name, computing in low.get(fmt, {}).items() if finding.node in computing)
+    def with_strategies(finding: Finding) -> Finding:
+        if finding.rule.startswith(FAILURES):  # names the runs that raised already
+            return finding
+        met = dict[str, tuple[str, ...]]()
+        for fmt in finding.formats:
+            strategies = tuple(name for name, computing in low.get(fmt, {}).items() if finding.node in computing)
+            if strategies:
+                met[fmt] = strategies
+        return replace(finding, met=met)
 
-    return tuple(
-        f
-        if f.rule.startswith(FAILURES)  # the runs that raised are known
-        else replace(f, met={fmt: low_under(f, fmt) for fmt in f.formats if low_under(f, fmt)})
-        for f in findings
-    )
+    return tuple(map(with_strategies, findings))
 
 
 def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: FlowGraph) -> str | None:
@@ -383,13 +419,13 @@ def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph:
 
 def _with_severity(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: FlowGraph) -> Finding:
     bearing = _relation(finding, plan, under, plainly, graph)
-    spoken = replace(finding, plan=plan.name, bearing=bearing)
+    rated = replace(finding, plan=plan.name, bearing=bearing)
     if finding.rule.startswith(FAILURES):
         most = "error" if plan.format in finding.met else "warning"
-        return replace(spoken, severity=min(finding.severity, most, key=SEVERITIES.index))
+        return replace(rated, severity=min(finding.severity, most, key=SEVERITIES.index))
     if bearing is None or (bearing == "low" and not finding.measurable):
-        return spoken
+        return rated
     unsafe = graph.is_judged(finding.node, finding.formats, ("unsafe",))
     if bearing == "kept" or (bearing == "elsewhere" and unsafe and graph.is_broken(finding.node, *finding.formats)):
-        return replace(spoken, severity=min(finding.severity, "warning", key=SEVERITIES.index))
-    return replace(spoken, severity=SEVERITIES[max(SEVERITIES.index(finding.severity) - 1, 0)])
+        return replace(rated, severity=min(finding.severity, "warning", key=SEVERITIES.index))
+    return replace(rated, severity=SEVERITIES[max(SEVERITIES.index(finding.severity) - 1, 0)])

@@ -69,9 +69,9 @@ def unrounded_gradients(
     step: the recorded training step. receiving: operations of the step whose results receive a gradient.
     """
     under = {name: resolve(Policy(step, name, plain(fmt), fmt)) for name in ("autocast", "cast")}
-    found = _described(step, under, lambda low: _differentiated(step, receiving, low, range_of))
+    of_step = _described(step, under, lambda low: _differentiated(step, receiving, low, range_of))
     same = same_operations(step, captured)
-    return {same[name]: makers for name, makers in found.items() if name in same}
+    return {same[name]: makers for name, makers in of_step.items() if name in same}
 
 
 def unrounded_if_trained(
@@ -118,7 +118,7 @@ def _receiving(recorded: Capture) -> list[str]:
 def _described(
     capture: Capture, under: Mapping[str, Resolution], find: Callable[[_Low], dict[str, fx.Node]]
 ) -> Recomputed:
-    """The results of `find` under each strategy, with the operations as texts."""
+    """{operation that `find` returns: {strategy: the operation in words whose rounding a compiler drops}}."""
     result = dict[str, dict[str, str]]()
     for strategy, resolution in under.items():
         for name, maker in find(_Low(capture, resolution)).items():
@@ -278,8 +278,8 @@ def _selects(node: fx.Node) -> bool:
 def _floating_inputs(node: fx.Node) -> list[fx.Node]:
     floating = []
     for source in node.all_input_nodes:
-        held = dtype(source)
-        if held is not None and held.is_floating_point:
+        dtype_of_source = dtype(source)
+        if dtype_of_source is not None and dtype_of_source.is_floating_point:
             floating.append(source)
     return floating
 

@@ -1,4 +1,5 @@
-"""Facts about additions to entries that an index names, such as counts by `index_add`: terms, their size, their number."""
+"""Facts about indexed additions such as `index_add`, with which models count or sum up: what is added, its size, how
+often."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ NEAR = 1e-2
 
 
 def facts_of_counts(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> dict[str, Any]:
-    """Facts about one addition to entries that an index names; {} for other operations."""
+    """Facts about one indexed addition; {} for other operations."""
     terms = _terms(node)
     if terms is None:
         return {}
@@ -42,7 +43,7 @@ def facts_of_counts(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> dict[str
 
 
 def _terms(node: fx.Node) -> fx.Node | float | None:
-    """What the operation adds to entries that an index names; None if it adds nothing."""
+    """What an indexed addition adds; None for other operations."""
     if node.op != "call_function" or (name := _TERMS.get(row_of(node).packet)) is None:
         return None
     given = arguments_with_defaults(node)
@@ -67,9 +68,9 @@ def _span(terms: fx.Node | float, ranges: Mapping[str, Magnitudes]) -> tuple[flo
     """The smallest non-zero and the largest magnitude of the terms; None if all are zero, or unknown."""
     if not isinstance(terms, fx.Node):
         return (abs(float(terms)), abs(float(terms))) if terms else None
-    found = nearest_range(terms, ranges)
-    if found is not None:
-        return (found.min_abs, found.max_abs) if found.max_abs else None
+    magnitudes = nearest_range(terms, ranges)
+    if magnitudes is not None:
+        return (magnitudes.min_abs, magnitudes.max_abs) if magnitudes.max_abs else None
     return (1.0, 1.0) if row_of(source(terms)).packet in _ONES else None
 
 
@@ -78,6 +79,6 @@ def _are_whole(terms: fx.Node | float) -> bool:
     if not isinstance(terms, fx.Node):
         return float(terms).is_integer()
     origin = source(terms)
-    held = dtype(origin)
-    whole = held is not None and not held.is_floating_point and not held.is_complex
+    dtype_of_origin = dtype(origin)
+    whole = dtype_of_origin is not None and not dtype_of_origin.is_floating_point and not dtype_of_origin.is_complex
     return whole or row_of(origin).packet in _ONES

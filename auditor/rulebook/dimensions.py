@@ -92,12 +92,15 @@ def _linear(args: Arguments, node: fx.Node) -> Gemm:
 
 
 def _product(args: Arguments, node: fx.Node) -> Gemm:
+    """Sizes of [*, m, k] @ [*, k, n]; vectors lack m or n."""
     left, right = _operands(args)
-    a, b = shape(left), shape(right)
-    m = a[-2] if len(a) > 1 else 1
-    n = b[-1] if len(b) > 1 else 1
-    # A matrix with a plain [k, n] right-hand side is one product over all leading dimensions.
-    return (prod(a[:-1]) if len(b) <= 2 and len(a) > 1 else m), n, a[-1]
+    left_shape = shape(left)
+    right_shape = shape(right)
+    m = left_shape[-2] if len(left_shape) > 1 else 1
+    n = right_shape[-1] if len(right_shape) > 1 else 1
+    if len(right_shape) <= 2 and len(left_shape) > 1:  # one product over all leading dimensions
+        m = prod(left_shape[:-1])
+    return m, n, left_shape[-1]
 
 
 def _operands(args: Arguments) -> tuple[Any, Any]:
@@ -123,15 +126,24 @@ def _positions(sizes: Sequence[int], kernel: Sequence[int]) -> int:
 
 
 def _einsum(args: Arguments, node: fx.Node) -> Gemm:
-    equation, operands = args["equation"].replace(" ", ""), args["tensors"]
+    """Sizes of an einsum such as `bik,bkj->bij`: n is of the letters of the right operand alone, k of those summed."""
+    equation = args["equation"].replace(" ", "")
+    operands = args["tensors"]
     if len(operands) != 2 or "." in equation:
         raise ValueError("only an einsum of two operands, without an ellipsis, has sizes m, n and k")
-    inputs, _, output = equation.partition("->")
+    inputs, arrow, output = equation.partition("->")
     left, right = inputs.split(",")
-    output = output if "->" in equation else "".join(s for s, c in Counter(left + right).items() if c == 1)
-    size = dict(zip(left + right, shape(operands[0]) + shape(operands[1]), strict=True))
-    rows, columns = (set(left) - set(right)) & set(output), (set(right) - set(left)) & set(output)
-    m, n, k = (prod(size[s] for s in part) for part in (rows, columns, set(left + right) - set(output)))
+    if not arrow:  # then the letters that occur once are kept
+        output = "".join(letter for letter, times in Counter(left + right).items() if times == 1)
+    sizes = shape(operands[0]) + shape(operands[1])
+    size_of = dict(zip(left + right, sizes, strict=True))
+
+    def size(letters: set[str]) -> int:
+        return prod(size_of[letter] for letter in letters)
+
+    m = size((set(left) - set(right)) & set(output))
+    n = size((set(right) - set(left)) & set(output))
+    k = size(set(left + right) - set(output))
     return m, n, k
 
 

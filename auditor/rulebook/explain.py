@@ -125,6 +125,8 @@ def _family_table(family: str, rules: Sequence[Rule], file: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    cells = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    lines = (f"|{'|'.join(row)}|" if row[0] == "---" else f"| {' | '.join(row)} |" for row in cells)
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---'] * len(head))}|"]
+    for row in rows:
+        cells = [cell.replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -132,9 +132,9 @@ class NodeFacts:
 
 def _fact_about(annotation: str, unit: str, meaning: str) -> Fact:
     of_format = annotation.removeprefix("Mapping[str, ")
-    held = of_format.removeprefix("tuple[")
-    kind = next(kind for python, kind in _TYPES.items() if held.startswith(python))
-    return Fact(kind if held == of_format else f"{kind}s", unit, meaning, of_format != annotation)
+    item_type = of_format.removeprefix("tuple[")
+    kind = next(kind for python, kind in _TYPES.items() if item_type.startswith(python))
+    return Fact(kind if item_type == of_format else f"{kind}s", unit, meaning, of_format != annotation)
 
 
 FACTS: Mapping[str, Fact] = {f.name: _fact_about(str(f.type), **f.metadata) for f in fields(NodeFacts)}

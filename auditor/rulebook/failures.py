@@ -44,18 +44,20 @@ def judge_failures(
     order = {name: index for index, name in enumerate(capture.nodes)}
     mixed = sorted((f for f in findings if families[f.rule] == _MIXED), key=lambda finding: order[finding.node])
     rest = [finding for finding in findings if families[finding.rule] != _MIXED]
-    raised = {run: _first_raised(run, said, mixed, capture) for run, said in failed.items()}
+    raised = {run: _first_raised(run, message, mixed, capture) for run, message in failed.items()}
     judged = [_compare(finding, raised, order) for finding in mixed]
-    found = [finding for finding in judged if finding is not None]
-    repaired = {_fix_of(finding): (finding.source, finding.op) for finding in found if finding.agrees}
+    remaining = [finding for finding in judged if finding is not None]
+    repaired = {_fix_of(finding): (finding.source, finding.op) for finding in remaining if finding.agrees}
     kept = [
-        one for one in found if repaired.get(_fix_of(one), (one.source, one.op)) == (one.source, one.op) or one.agrees
+        one
+        for one in remaining
+        if repaired.get(_fix_of(one), (one.source, one.op)) == (one.source, one.op) or one.agrees
     ]
     known = {(f.source, fmt) for f in rest for fmt in f.formats if f.severity != "info"}
     unknown = {
-        (strategy, fmt): said
-        for (strategy, fmt), said in failed.items()
-        if raised[strategy, fmt] not in {one.node for one in mixed} and (_line_of(said), fmt) not in known
+        (strategy, fmt): message
+        for (strategy, fmt), message in failed.items()
+        if raised[strategy, fmt] not in {one.node for one in mixed} and (_line_of(message), fmt) not in known
     }
     return (*rest, *_merge_by_origin(kept, capture), *_failures(unknown, capture, rules))
 
@@ -102,8 +104,11 @@ def _with_places(first: Finding, others: Sequence[Finding], own_fixes: Sequence[
 
 
 def _operations_before(mixed: Sequence[Finding], capture: Capture) -> dict[str, str]:
-    """{operation that raises: another such operation, from which alone its FP32 values come; "" if it reads values of
-    its origin's lines otherwise}."""
+    """{operation that raises: the first operation upstream of it that raises as well}.
+
+    The value is "" without such an operation, and if the FP32 values also arrive from the lines where they were made,
+    without passing an operation that raises.
+    """
     graph = {node.name: node for node in capture.graph_module.graph.nodes}
     members = {finding.node for finding in mixed}
 
@@ -128,16 +133,16 @@ def _made_at(capture: Capture, name: str) -> str:
     return (made.source or "") if made is not None else ""
 
 
-def _line_of(said: str) -> str | None:
+def _line_of(error_text: str) -> str | None:
     """The source line at the end of a message, as `file:line`."""
-    at = _RAISED_AT.search(said)
+    at = _RAISED_AT.search(error_text)
     return at[1] if at else None
 
 
-def _first_raised(run: tuple[str, str], said: str, mixed: Sequence[Finding], capture: Capture) -> str:
+def _first_raised(run: tuple[str, str], message: str, mixed: Sequence[Finding], capture: Capture) -> str:
     """The operation that raised in a run: the first with mixed dtypes in the line that raised, otherwise the line's
     first; "" if the line has none."""
-    line = _line_of(said)
+    line = _line_of(message)
     predicted = (one.node for one in mixed if one.source == line and _is_about(one, run))
     others = (name for name, node in capture.nodes.items() if line and node.source == line)
     return next(chain(predicted, others), "")
@@ -186,9 +191,9 @@ def _failures(failed: Failed, capture: Capture, rules: Sequence[Rule]) -> list[F
     """A finding for each source line at which runs raised; the table of plans shows messages without a line."""
     rule = next((rule for rule in rules if rule.code == _FAILED), None)
     lines = dict[str, dict[tuple[str, str], str]]()
-    for run, said in failed.items() if rule is not None else ():
-        if (line := _line_of(said)) is not None:
-            lines.setdefault(line, {})[run] = said
+    for run, message in failed.items() if rule is not None else ():
+        if (line := _line_of(message)) is not None:
+            lines.setdefault(line, {})[run] = message
     return [_failure(rule, line, raised, capture) for line, raised in lines.items() if rule is not None]
 
 

@@ -35,19 +35,24 @@ def classify(
     formats: the audited formats and schemes, by default all; rules about others, such as TF32, always apply. trains:
     whether training is audited. A finding is dropped if another finding on the same operation supersedes it.
     """
-    matcher, known = Matcher(capture, facts), (*auditable(), *SCHEMES)
+    known = (*auditable(), *SCHEMES)
     formats = known if formats is None else formats
+    others = set(known).difference(formats)  # not audited: texts leave them out
+    matcher = Matcher(capture, facts)
+    findings = list[Finding]()
+    for rule in rules:
+        if rule.family == TRAINING and not trains:
+            continue
+        named = tuple(fmt for fmt in rule.formats if fmt in formats or fmt not in known)
+        if not named:
+            continue
+        why = without(others, rule.why)
+        for name in matcher.find(rule.match):
+            if evaluate(rule.when, facts[name]) is True:
+                findings.append(_make_finding(rule, capture, facts[name], name, named, why))
     order = {name: index for index, name in enumerate(capture.nodes)}
-    findings = [
-        _make_finding(rule, capture, facts[name], name, spoken, without(set(known).difference(formats), rule.why))
-        for rule in rules
-        if trains or rule.family != TRAINING
-        if (spoken := tuple(fmt for fmt in rule.formats if fmt in formats or fmt not in known))
-        for name in matcher.find(rule.match)
-        if evaluate(rule.when, facts[name]) is True
-    ]
-    kept = _most_specific(findings, {rule.code: rule for rule in rules})
-    return tuple(sorted(kept, key=lambda finding: (order[finding.node], finding.rule)))
+    most_specific = _most_specific(findings, {rule.code: rule for rule in rules})
+    return tuple(sorted(most_specific, key=lambda finding: (order[finding.node], finding.rule)))
 
 
 def _most_specific(findings: Sequence[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
@@ -76,9 +81,9 @@ def _make_finding(
 ) -> Finding:
     message = without(set(rule.formats).difference(formats), rule.message)
     evidence = {fact: value_at(facts, fact) for fact in (*facts_used(rule.when), *facts_shown(message, formats))}
-    said = fill_message(message, vars(facts), formats).removesuffix(".")
+    text = fill_message(message, vars(facts), formats).removesuffix(".")
     others = (other.advice for other in rule.other_advice if evaluate(other.when, facts) is True)
-    texts = {"message": said, "why": why, "advice": next(others, rule.advice)}
+    texts = {"message": text, "why": why, "advice": next(others, rule.advice)}
     return finding_of(rule, **described(capture.nodes[name]), formats=formats, evidence=evidence, **texts)
 
 
@@ -183,7 +188,7 @@ def silent_findings(
 ) -> tuple[Finding, ...]:
     """A finding for each cast that nobody asked for, with the bits that it loses."""
     known = {rule.code: rule for rule in rules}
-    found = []
+    findings = []
     for cast in casts:
         if (rule := known.get(SILENT[cast.kind])) is not None:
             owner = cast.names[0].rpartition(".")[0]
@@ -192,29 +197,39 @@ def silent_findings(
             lost = vars(cast.loss) if cast.loss else {}
             evidence = {"names": cast.names, "before": cast.before, "after": cast.after, **lost}
             message = f"{rule.message}: {_said(cast)}"
-            found.append(finding_of(rule, **place, formats=tuple(formats), message=message, evidence=evidence))
-    return tuple(found)
+            findings.append(finding_of(rule, **place, formats=tuple(formats), message=message, evidence=evidence))
+    return tuple(findings)
 
 
 def _said(cast: SilentCast) -> str:
     """A text: which tensors are cast, from which dtype to which, and how the cast changes the values."""
-    bits = [significant_bits(getattr(torch, name)) for name in (cast.before, cast.after)]
+    before = significant_bits(getattr(torch, cast.before))
+    after = significant_bits(getattr(torch, cast.after))
+    names = ", ".join(cast.names[:NAMED])
     left = len(cast.names) - NAMED
-    names = ", ".join(cast.names[:NAMED]) + (f" and {left} more" if left > 0 else "")
-    text = f"{names}, from {cast.before} to {cast.after}, {bits[0]} to {bits[1]} significant bits"
-    if (loss := cast.loss) is None:
+    if left > 0:
+        names += f" and {left} more"
+    text = f"{names}, from {cast.before} to {cast.after}, {before} to {after} significant bits"
+    loss = cast.loss
+    if loss is None:
         return text
     text += f"; {loss.changed:.0%} of the values change, by {loss.error:.2g} (relative L2)"
-    text += f", {loss.zeros:.2g} become zero" if loss.zeros else ""
-    return text + (f", {loss.infinite:,} become Inf or NaN" if loss.infinite else "")
+    if loss.zeros:
+        text += f", {loss.zeros:.2g} become zero"
+    if loss.infinite:
+        text += f", {loss.infinite:,} become Inf or NaN"
+    return text
 
 
 def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
+    """The finding with `agrees`, by the verdicts on its operation in the finding's formats."""
     measured = {verdicts[name].verdict for name in finding.formats if name in verdicts} - {"untested"}
     if not measured or not finding.measurable:
         return finding
-    agrees, confidence = not measured.isdisjoint(FLAGGED), "high" if "unsafe" in measured else finding.confidence
-    return replace(finding, agrees=agrees, confidence=confidence, severity=finding.severity if agrees else "info")
+    confidence = "high" if "unsafe" in measured else finding.confidence
+    if measured.isdisjoint(FLAGGED):
+        return replace(finding, agrees=False, confidence=confidence, severity="info")
+    return replace(finding, agrees=True, confidence=confidence)
 
 
 def _confirmed_formats(finding: Finding, verdicts: Mapping[str, Verdict]) -> list[str]:

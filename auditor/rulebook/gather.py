@@ -46,9 +46,9 @@ def gather(
     layers: {node: {scheme: QuantizedLayer}}; gradients: see `unrounded_gradients`. Facts that need a missing entry are
     None.
     """
-    stands = positions(capture)
+    positions_of = positions(capture)
     uses = Uses(capture)
-    stands["makes_keys"] = key_layers(capture)
+    positions_of["makes_keys"] = key_layers(capture)
     runs = values.additions(capture, ranges)
     in_phases = values.phases(capture)
     kinds = {item.name: item.kind for item in capture.placeholders}
@@ -69,7 +69,7 @@ def gather(
         literals = (*record.literals.values(), *record.autocast_literals.values())
         derived = frozenset(key for of_format in literals for key in of_format.arguments)
 
-        by_itself: dict[str, Any] = {fact: name in names for fact, names in stands.items()}
+        by_itself: dict[str, Any] = {fact: name in names for fact, names in positions_of.items()}
         by_itself |= {fact.__name__: fact(node) for fact in OF_NODE}
         by_itself |= {fact: getattr(record, fact) for fact in ("op", "owner", "owner_type", "torch_module", "dtype")}
         return NodeFacts(
@@ -90,7 +90,7 @@ def gather(
             in_a_phase=node in in_phases,
             weight_uses=max(uses_of_weights, default=None),
             buffer_max_abs=max(sizes_of_buffers, default=None),
-            **_sizes(node, ranges, stands["from_weights"], verdicts.get(name, {})),
+            **_sizes(node, ranges, positions_of["from_weights"], verdicts.get(name, {})),
             **_under_schemes(layers.get(name, {})),
             **gemm(node),
             **facts_of_counts(node, ranges),
@@ -206,11 +206,11 @@ def describe_mixtures(
     """{operation that gets two dtypes and raises: the facts `mixed_where`, `fp32_origin` and `dtype_fix`}."""
     describer, result = Describer(capture), dict[str, dict[str, Any]]()
     for name in (*under_autocast, *(name for name in with_cast if name not in under_autocast)):
-        found = [mixtures[name] for mixtures in (under_autocast, with_cast) if name in mixtures]
+        mixtures_of_node = [mixtures[name] for mixtures in (under_autocast, with_cast) if name in mixtures]
         result[name] = {
             "mixed_where": WORDS[name in under_autocast, name in with_cast],
-            "fp32_origin": describer.origins(found),
-            "dtype_fix": describer.fix(name, found),
+            "fp32_origin": describer.origins(mixtures_of_node),
+            "dtype_fix": describer.fix(name, mixtures_of_node),
         }
     return result
 
@@ -229,8 +229,10 @@ class Uses:
         policies = [Policy(capture, strategy, plain(fmt), fmt) for strategy in ("autocast", "cast")]
         self._under, self._cast = map(resolve, policies)
         self.under = {"autocast": self._under, "cast": self._cast}
-        found = [find_mixtures(policy, used) for policy, used in zip(policies, (self._under, self._cast), strict=True)]
-        self.mixed = describe_mixtures(capture, *found)
+        mixtures = [
+            find_mixtures(policy, used) for policy, used in zip(policies, (self._under, self._cast), strict=True)
+        ]
+        self.mixed = describe_mixtures(capture, *mixtures)
         self.upcasts = frozenset(
             node.name
             for node in capture.graph_module.graph.nodes
@@ -282,4 +284,6 @@ def _casts(node: fx.Node) -> bool:
 def _is_made(node: fx.Node) -> bool:
     """Whether the node creates its value without inputs, or only from integers."""
     read = [dtype(item) for item in node.all_input_nodes]
-    return node.op == "call_function" and not any(held and (held.is_floating_point or held.is_complex) for held in read)
+    return node.op == "call_function" and not any(
+        stored_dtype and (stored_dtype.is_floating_point or stored_dtype.is_complex) for stored_dtype in read
+    )

@@ -42,15 +42,15 @@ class InputMagnitudes:
 
 def input_magnitudes(capture: Capture, subject: Subject) -> tuple[InputMagnitudes, ...]:
     """The ranges of the floating-point inputs of the graph."""
-    found: dict[str, list[torch.Tensor]] = {}
+    by_input: dict[str, list[torch.Tensor]] = {}
     for path, batches in [(one.capture, one.batches) for one in capture.paths] or [(capture, subject.batches)]:
         names = {place.name: capture.twins.get(place.name, place.name) for place in path.placeholders}
         inputs = [place.kind == "input" for place in path.placeholders]
         for batch in batches:
             for place, is_input, value in zip(path.placeholders, inputs, path.bind(subject.model, batch), strict=True):
                 if is_input and isinstance(value, torch.Tensor) and _has_a_range(value):
-                    found.setdefault(names[place.name], []).append(value.detach())
-    return tuple(_range_of(name, values) for name, values in found.items())
+                    by_input.setdefault(names[place.name], []).append(value.detach())
+    return tuple(_range_of(name, values) for name, values in by_input.items())
 
 
 def _has_a_range(x: torch.Tensor) -> bool:
@@ -61,15 +61,21 @@ def _range_of(name: str, values: Sequence[torch.Tensor]) -> InputMagnitudes:
     """The range per column (the last axis) or per channel (the second of three axes or more): of the two the axis along
     which the magnitudes differ most."""
     dims = min(x.dim() for x in values)
-    whole = (max(_largest(x, ()) for x in values)[0],)
-    axes = {"column": -1} if dims == 2 else {"channel": 1, "column": -1} if dims > 2 else {}
-    best = InputMagnitudes(name, "", whole)
+    axes = dict[str, int]()
+    if dims > 2:
+        axes["channel"] = 1
+    if dims >= 2:
+        axes["column"] = -1
+    whole = max(_largest(x, ()) for x in values)
+    result = InputMagnitudes(name, "", (whole[0],))
     for axis, dim in axes.items():
-        if len({x.shape[dim] for x in values}) == 1:
-            each = zip(*(_largest(x, (dim,)) for x in values), strict=True)
-            divided = InputMagnitudes(name, axis, tuple(map(max, each)))
-            best = max(best, divided, key=_unevenness)
-    return best
+        sizes = {x.shape[dim] for x in values}
+        if len(sizes) > 1:
+            continue
+        of_batches = zip(*(_largest(x, (dim,)) for x in values), strict=True)
+        along_axis = InputMagnitudes(name, axis, tuple(map(max, of_batches)))
+        result = max(result, along_axis, key=_unevenness)
+    return result
 
 
 def _largest(x: torch.Tensor, kept: tuple[int, ...]) -> list[float]:
@@ -151,19 +157,30 @@ def _finding(
     verdicts: Mapping[str, Mapping[str, Verdict]],
 ) -> Finding:
     readers = [node for node in capture.nodes.values() if one.name in node.inputs]
-    first, row = readers[0], FORMATS[fmt]
+    first = readers[0]
     worst = max(columns, key=lambda index: one.largest[index])
-    limit = f"{'largest' if rule.code == OVERFLOWS else 'smallest normal'} number is"
-    limit += f" {row.largest if rule.code == OVERFLOWS else row.smallest_normal:.6g}"
-    size = f"{one.largest[worst]:.4g}{f' in {one.axis} {worst}' if one.axis else ''}"
-    size += f" ({_named(one, columns)})" if len(one.largest) > 1 else ""
-    evidence = {"input": one.name, "axis": one.axis, "columns": tuple(columns), "largest": one.largest[worst]}
+    largest = one.largest[worst]
+
+    limit = f"smallest normal number is {FORMATS[fmt].smallest_normal:.6g}"
+    if rule.code == OVERFLOWS:
+        limit = f"largest number is {FORMATS[fmt].largest:.6g}"
+    size = f"{largest:.4g}"
+    if one.axis:
+        size += f" in {one.axis} {worst}"
+    if len(one.largest) > 1:
+        size += f" ({_named(one, columns)})"
     message = f"{rule.message}, whose {limit}: `{one.name}` reaches {size}, and is cast to {label(fmt)} {where}"
-    judged = {verdicts.get(node.name, {})[fmt].verdict for node in readers if fmt in verdicts.get(node.name, {})}
-    agrees = not judged.isdisjoint(FLAGGED) if judged - {"untested"} else None
+
+    of_readers = [verdicts.get(node.name, {}) for node in readers]
+    measured = {by_format[fmt].verdict for by_format in of_readers if fmt in by_format} - {"untested"}
+    agrees = None
+    if measured:
+        agrees = not measured.isdisjoint(FLAGGED)
+    evidence = {"input": one.name, "axis": one.axis, "columns": tuple(columns), "largest": largest}
     place = {"node": one.name, "owner": first.owner, "op": "auditor.input", "source": first.source}
-    made = finding_of(rule, **place, formats=(fmt,), message=message, evidence=evidence)
-    return replace(made, agrees=agrees, severity="info" if agrees is False else made.severity)
+    finding = finding_of(rule, **place, formats=(fmt,), message=message, evidence=evidence)
+    severity = "info" if agrees is False else finding.severity
+    return replace(finding, agrees=agrees, severity=severity)
 
 
 def _named(one: InputMagnitudes, columns: Sequence[int]) -> str:

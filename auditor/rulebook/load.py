@@ -97,12 +97,12 @@ def _validate(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> A
         return form.validate_python(table)
     except ValidationError as error:
         worst = min(error.errors(), key=lambda one: one["type"] != "unexpected_keyword_argument")
-        place, kind, said = (*worst["loc"], *worst.get("ctx", {}).get("at", ())), worst["type"], worst["msg"]
+        place, kind, problem = (*worst["loc"], *worst.get("ctx", {}).get("at", ())), worst["type"], worst["msg"]
         if kind in _SAID:
             _refuse(path, place, *_SAID[kind])
         if kind.startswith("rule-"):
-            _refuse(path, place, said, kind)
-        wrong = f"{said.lower()}, not {worst['input']!r}"
+            _refuse(path, place, problem, kind)
+        wrong = f"{problem.lower()}, not {worst['input']!r}"
         _refuse(path, place, wrong, "rule-bad-type" if kind.endswith("_type") else "rule-bad-value")
 
 
@@ -132,7 +132,10 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
 
 def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "rule-bad-value") -> NoReturn:
     """Raise AuditorError with the problem, and the file, line and key where it is."""
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    key = ""
+    for part in place:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+    key = key.removeprefix(".")
     shown = key if key.isprintable() else ascii(key)
     line = _line(path.read_text(encoding="utf-8"), place)
     raise AuditorError(f"{path}:{line}: {shown or 'file'}: {problem}", slug)

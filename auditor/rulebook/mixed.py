@@ -152,7 +152,9 @@ class Describer:
         """The text of the low-precision dtype, such as `y.dtype`, by a tensor that a source line can refer to; UNNAMED
         if none is known."""
         line = line_at(source)
-        for operation, low in meetings if line is not None else ():
+        if line is None:
+            return UNNAMED
+        for operation, low in meetings:
             text = self._name_near(line, operation, low)
             if text is not None:
                 return f"{text}.dtype"

@@ -33,8 +33,8 @@ def repair_of_call(code: str | None, function: str, conversion: Conversion) -> s
     """The call of `function` in a source line with arguments converted, as `f(x.to(y.dtype), y)`; None if the line does
     not show the call or the arguments, or if another call would have to run twice."""
     names = {*conversion.converted, conversion.target}
-    apart = conversion.target not in conversion.converted  # not two tensors of one list
-    for node in _expressions(code) if apart and conversion.converted else ():
+    has_target = conversion.target not in conversion.converted  # false if both tensors are in one list argument
+    for node in _expressions(code) if has_target and conversion.converted else ():
         arguments = _arguments_of(node, function, conversion.order)
         if names <= arguments.keys() and not _calls(arguments[conversion.target]):
             converted = [arguments[name] for name in conversion.converted]
@@ -116,7 +116,10 @@ def _arguments_of(node: ast.AST, function: str, order: Sequence[str]) -> Mapping
         return dict(zip(order, (node.left, node.right), strict=False)) if is_called else {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
         return {}
-    if _last_name(node.func).rstrip("_") not in (function, function.removesuffix("r")):  # F.grid_sample, grid_sampler
+    if _last_name(node.func).rstrip("_") not in (
+        function,
+        function.removesuffix("r"),
+    ):  # F.grid_sample runs grid_sampler
         return {}
     is_method = isinstance(node.func, ast.Attribute) and not _is_library(node.func.value)
     given = [node.func.value, *node.args] if is_method and isinstance(node.func, ast.Attribute) else node.args

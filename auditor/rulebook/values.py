@@ -39,11 +39,11 @@ def constants(node: fx.Node, derived: frozenset[int | str]) -> tuple[float, ...]
     result = []
     for index, argument in enumerate(node.target._schema.arguments):
         key: int | str = index if index < len(node.args) else argument.name
-        held: Any = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        value: Any = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
         numeric = any(name in str(argument.type) for name in ("Tensor", "number", "Scalar", "float"))
-        literal = isinstance(held, (int, float)) and not isinstance(held, bool)
-        if numeric and literal and key not in derived and math.isfinite(held):
-            result.append(float(held))
+        literal = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if numeric and literal and key not in derived and math.isfinite(value):
+            result.append(float(value))
     return tuple(result)
 
 
@@ -199,14 +199,19 @@ def _is_whole(node: fx.Node) -> bool:
     origin = source(node)
     if row_of(origin).packet == "arange":
         return all(float(item).is_integer() for item in origin.args if isinstance(item, (int, float)))
-    held = dtype(origin)
-    return held is not None and not held.is_floating_point and not held.is_complex and held.itemsize > 1
+    dtype_of_origin = dtype(origin)
+    return (
+        dtype_of_origin is not None
+        and not dtype_of_origin.is_floating_point
+        and not dtype_of_origin.is_complex
+        and dtype_of_origin.itemsize > 1
+    )
 
 
 def is_floating(node: fx.Node) -> bool:
     """Whether the node's first result is a floating-point tensor."""
-    held = dtype(node)
-    return held is not None and held.is_floating_point
+    dtype_of_node = dtype(node)
+    return dtype_of_node is not None and dtype_of_node.is_floating_point
 
 
 def divisor_min_abs(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> float | None:
@@ -254,12 +259,20 @@ class AdditionRun:
 
 def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Node, AdditionRun]:
     """The chain of additions that ends at each node: `h + f(h)` continues the chain of h."""
+    nodes = list(capture.graph_module.graph.nodes)
     runs: dict[fx.Node, AdditionRun] = {}
-    for node in capture.graph_module.graph.nodes:
+    for node in nodes:
         longest = max((runs[item] for item in node.all_input_nodes), key=lambda run: run.length, default=AdditionRun())
-        runs[node] = _longer(longest, node, ranges) if _adds(node) else longest if _carries(node) else AdditionRun()
+        if _adds(node):
+            runs[node] = _longer(longest, node, ranges)
+        elif _carries(node):
+            runs[node] = longest
+        else:
+            runs[node] = AdditionRun()
+
+    # A run counts at its last addition only: where no reader of the sum adds to it.
     goes_on: dict[fx.Node, bool] = {}
-    for node in reversed(capture.graph_module.graph.nodes):
+    for node in reversed(nodes):
         goes_on[node] = any(_adds(user) or (_carries(user) and goes_on[user]) for user in node.users)
     return {node: run if _adds(node) and not goes_on[node] else AdditionRun() for node, run in runs.items()}
 
@@ -267,13 +280,21 @@ def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Nod
 def _longer(run: AdditionRun, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> AdditionRun:
     """The chain of additions that ends at `node`. The larger of the node's two terms counts as the running value,
     the smaller as the update."""
-    known = sorted(found.max_abs for item in node.all_input_nodes if (found := nearest_range(item, ranges)))
+    length = run.length + 1
+    magnitudes = [nearest_range(item, ranges) for item in node.all_input_nodes]
+    known = sorted(magnitude.max_abs for magnitude in magnitudes if magnitude is not None)
     if len(known) < 2:
-        return AdditionRun(run.length + 1, run.lost)
+        return AdditionRun(length, run.lost)
     update, value = known
-    apart = {name: spacing_at(value, FORMATS[name]) or 0.0 for name in narrower()}
-    lost = {name: run.lost.get(name, 0.0) + (update if update <= step / 2 else 0.0) for name, step in apart.items()}
-    return AdditionRun(run.length + 1, lost, {name: lost[name] / step if step else 0.0 for name, step in apart.items()})
+    lost = dict[str, float]()
+    absorbed = dict[str, float]()
+    for name in narrower():
+        spacing = spacing_at(value, FORMATS[name]) or 0.0
+        lost[name] = run.lost.get(name, 0.0)
+        if update <= spacing / 2:  # the sum rounds back to the value
+            lost[name] += update
+        absorbed[name] = lost[name] / spacing if spacing else 0.0
+    return AdditionRun(length, lost, absorbed)
 
 
 def _adds(node: fx.Node) -> bool:

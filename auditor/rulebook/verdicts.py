@@ -128,15 +128,22 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
 
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
     """A text on an operation's effect, as a share of the error budget or of the tightest criterion."""
-    predicted = contribution.decided_by == "first-order"
-    alone, criterion = _company(contribution), contribution.criterion
-    verb = "is predicted to use" if predicted else "is expected to use" if counts_flips(criterion) else "uses"
+    is_predicted = contribution.decided_by == "first-order"
+    criterion = contribution.criterion
+    effect = contribution.isolated
+    company = _company(contribution)
+    if criterion and strict(criterion):
+        verb = "violate" if effect > 1 else "meet"
+        does = f"is predicted to {verb}" if is_predicted else f"{verb}s"
+        return f"it {does} '{criterion}' {company}"
+    uses = "uses"
+    if is_predicted:
+        uses = "is predicted to use"
+    elif counts_flips(criterion):
+        uses = "is expected to use"
     if not criterion:
-        return f"it {verb} {contribution.isolated / max_error:.0%} of the error budget {alone}"
-    if not strict(criterion):
-        return f"it {verb} {_part(contribution.isolated)} what '{criterion}' allows {alone}"
-    does = ("is predicted to violate", "violates") if contribution.isolated > 1 else ("is predicted to meet", "meets")
-    return f"it {does[not predicted]} '{criterion}' {alone}"
+        return f"it {uses} {effect / max_error:.0%} of the error budget {company}"
+    return f"it {uses} {_part(effect)} what '{criterion}' allows {company}"
 
 
 def _part(share: float) -> str:
@@ -345,23 +352,32 @@ def reports_of(
     rules: dict[str, list[str]] = defaultdict(list)
     for finding in findings:
         rules[finding.node].append(finding.rule)
-    alike: dict[str, list[str]] = defaultdict(list)
+    twins_of: dict[str, list[str]] = defaultdict(list)  # {operation: it, and the equal operations of later paths}
     for name in capture.nodes:
-        alike[capture.twins.get(name, name)].append(name)
+        twins_of[capture.twins.get(name, name)].append(name)
+
+    def worse_verdict(one: Verdict, other: Verdict) -> Verdict:
+        return max(one, other, key=lambda verdict: GRADES.index(verdict.verdict))
+
+    def all_strategies(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*one, *other)))
+
     result = []
-    for first, same in alike.items():
-        node, errors = capture.nodes[first], _merge_results(measured.errors, same, worse)
-        tested = node.floating or any(error.disagreement is not None for error in errors.values())
+    for first, same in twins_of.items():
+        node = capture.nodes[first]
+        errors = _merge_results(measured.errors, same, worse)
+        contributions = _merge_results(measured.contributions, same, larger_effect)
+        is_tested = node.floating or any(error.disagreement is not None for error in errors.values())
+        if not is_tested:
+            errors, contributions = {}, {}
         ranges = [measured.ranges[name] for name in same if name in measured.ranges]
         report = NodeReport(
             node=replace(node, inputs=tuple(capture.twins.get(source, source) for source in node.inputs)),
             findings=tuple(dict.fromkeys(rule for name in same for rule in rules[name])),
-            errors=errors if tested else {},
-            contributions=_merge_results(measured.contributions, same, larger_effect) if tested else {},
-            verdicts=_merge_results(
-                judged.verdicts, same, lambda *two: max(two, key=lambda one: GRADES.index(one.verdict))
-            ),
-            exposed=_merge_results(judged.exposed, same, lambda one, other: tuple(dict.fromkeys((*one, *other)))),
+            errors=errors,
+            contributions=contributions,
+            verdicts=_merge_results(judged.verdicts, same, worse_verdict),
+            exposed=_merge_results(judged.exposed, same, all_strategies),
             range=reduce(lambda *two: merge_magnitudes(two), ranges) if ranges else None,
             flops=flops[first],
             written=first in literal,

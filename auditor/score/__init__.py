@@ -168,10 +168,14 @@ def call_scoring(
 
 def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     """Identities of a model's modules and weights, which show whether the scoring function changed the model."""
-    modules = {f"module {path!r}": (id(m), id(vars(m).get("forward"))) for path, m in named_modules(model)}
-    # inference tensors have no version counter
-    written = {name: (x, 0 if x.is_inference() else x._version) for name, x in named_parameters(model)}
-    return modules | {f"parameter {name!r}": (id(x), x.dtype, writes) for name, (x, writes) in written.items()}
+    identities = dict[str, tuple[Any, ...]]()
+    for path, module in named_modules(model):
+        own_forward = vars(module).get("forward")
+        identities[f"module {path!r}"] = (id(module), id(own_forward))
+    for name, x in named_parameters(model):
+        writes = 0 if x.is_inference() else x._version  # inference tensors have no version counter
+        identities[f"parameter {name!r}"] = (id(x), x.dtype, writes)
+    return identities
 
 
 def number(value: Any, what: str) -> float:

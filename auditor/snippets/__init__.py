@@ -15,7 +15,14 @@ from .trainers import GRADSCALER, LIGHTNING
 from .vllm import NAME as VLLM
 from .vllm import TOOL
 
-TOOLS = {"hf": HUGGING_FACE, "fsdp2": FSDP2, "lightning": LIGHTNING, "gradscaler": GRADSCALER, "diffusers": DIFFUSERS}
+TOOLS = {
+    "hf": HUGGING_FACE,
+    "fsdp2": FSDP2,
+    "lightning": LIGHTNING,
+    "gradscaler": GRADSCALER,
+    "diffusers": DIFFUSERS,  # only for components of its pipelines
+}
+"""{name for `--for`: its Tool}, in the order in which `snippet` prints them."""
 
 KNOWN = (*TOOLS, VLLM, *LIBRARIES)
 """Every tool of `snippet`. vLLM takes plans of both kinds."""

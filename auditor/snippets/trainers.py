@@ -51,20 +51,29 @@ def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
 
 def training_code(audit: Audit, fmt: str, plan: str | None) -> str:
     """Code that defines `prepare(model)` and `train_step(...)` under a plan, or under plain autocast without a plan."""
-    scaled = FORMATS[fmt].loss_scaling
-    measured = audit.training.fp16.init if audit.training and audit.training.fp16 else None
-    scale = measured or _USUAL_SCALE
-    fp16 = (_FP16_NOTE.format(scale=scale), _MEASURED if measured else _GUESSED)
-    loss, around = "loss = compute_loss(model, batch)", f"with torch.autocast(DEVICE, dtype={dtype_text(fmt)}):"
-    code = _STEP.format(
-        imported="\nimport patched_model\n" if plan else "",
-        model=f"patched_model.apply(model, plan={plan!r})" if plan else "model",
-        device=_ANY_DEVICE if audit.cpu is None else repr("cpu"),
-        scale=scale,
-        enabled=scaled,
-        loss=loss if plan else f"{around}\n        {loss}",
-    )
-    return comment(*[_PATCHED_NOTE] * bool(plan), *(fp16 if scaled else [_BF16_NOTE])) + code
+    measured_scale = None
+    if audit.training and audit.training.fp16:
+        measured_scale = audit.training.fp16.init
+    scale = measured_scale or _USUAL_SCALE
+
+    notes = list[str]()
+    imported = ""
+    model = "model"
+    device = _ANY_DEVICE if audit.cpu is None else repr("cpu")
+    autocast = f"with torch.autocast(DEVICE, dtype={dtype_text(fmt)}):"
+    loss = f"{autocast}\n        loss = compute_loss(model, batch)"
+    if plan:
+        notes.append(_PATCHED_NOTE)
+        imported = "\nimport patched_model\n"
+        model = f"patched_model.apply(model, plan={plan!r})"
+        loss = "loss = compute_loss(model, batch)"
+    is_scaled = FORMATS[fmt].loss_scaling
+    if is_scaled:
+        notes += [_FP16_NOTE.format(scale=scale), _MEASURED if measured_scale else _GUESSED]
+    else:
+        notes.append(_BF16_NOTE)
+    code = _STEP.format(imported=imported, model=model, device=device, scale=scale, enabled=is_scaled, loss=loss)
+    return comment(*notes) + code
 
 
 _LIGHTNING_NOTE = (

@@ -51,12 +51,12 @@ def _needs_two_dtypes(audit: Audit, plan: Plan) -> str | None:
     if not kept:
         return None
     listed = ", ".join(kept[:6]) + (f" and {len(kept) - 6} more" if len(kept) > 6 else "")
-    said = f"vLLM has one dtype for the whole model, and the plan keeps this in FP32: {listed}."
+    reason = f"vLLM has one dtype for the whole model, and the plan keeps this in FP32: {listed}."
     whole = {name.partition("_")[2]: run for name, run in audit.baselines.items() if run.holds}
     if fmt := next((each for each in ("bf16", "fp16") if each in whole), None):
         error = whole[fmt].measured_error
-        return f"{said} The whole model in {label(fmt)} also holds, with an error of {error:.2g}: vllm serve CHECKPOINT --dtype {FORMATS[fmt].storage}"
-    return f"{said} The whole model in low precision does not hold: vllm serve CHECKPOINT --dtype float32"
+        return f"{reason} The whole model in {label(fmt)} also holds, with an error of {error:.2g}: vllm serve CHECKPOINT --dtype {FORMATS[fmt].storage}"
+    return f"{reason} The whole model in low precision does not hold: vllm serve CHECKPOINT --dtype float32"
 
 
 TOOL = Tool("vLLM", ("autocast", "cast"), "", _in_one_dtype, _needs_two_dtypes)

@@ -148,8 +148,8 @@ class Verifier:
         try:
             torch.save(over_tensors(torch.Tensor.cpu, list(batches)), self._settings["batches"])
         except Exception as error:
-            said = f"the inputs cannot be pickled ({describe(error)})"
-            self._settings["unread"] = said
+            message = f"the inputs cannot be pickled ({describe(error)})"
+            self._settings["unread"] = message
 
     @classmethod
     @contextmanager
@@ -214,13 +214,13 @@ class Verifier:
         or cannot get the inputs.
         """
         if not file.exists():
-            said = f"the model could not be built in a fresh process: {failure}"
-            raise LoadError(f"{said}. {REBUILD}", slug="not-rebuilt")
+            message = f"the model could not be built in a fresh process: {failure}"
+            raise LoadError(f"{message}. {REBUILD}", slug="not-rebuilt")
         started = torch.load(file, weights_only=True, mmap=True)
-        if said := started.get("failed"):
-            raise (
-                torch.OutOfMemoryError(said) if said_no_memory(said) else LoadError(f"{said}. {REBUILD}", "not-rebuilt")
-            )
+        if message := started.get("failed"):
+            if said_no_memory(message):
+                raise torch.OutOfMemoryError(message)
+            raise LoadError(f"{message}. {REBUILD}", "not-rebuilt")
         if "unread" in started:
             raise NotHandedOver(started["unread"])
         if self._expected is None or "answer" not in started:

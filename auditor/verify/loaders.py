@@ -108,13 +108,17 @@ class _OnnxModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         """Run the model on onnxruntime's CPU provider; return its outputs."""
         given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        ports = zip(self.session.get_inputs(), given, strict=True)
+        inputs = dict[str, Any]()
+        outputs = list[torch.Tensor]()
         with _disable_current_modes():
-            fed = {port.name: _to_numpy(x.to(_NAMES.get(port.type, x.dtype)).cpu()) for port, x in ports}
-            values = self.session.run_with_ort_values(None, fed)
-            lacking = "tensor(bfloat16)"  # NumPy has no bfloat16
-            result = (from_dlpack(x) if x.data_type() == lacking else torch.from_numpy(x.numpy()) for x in values)
-            return [x.float() if x.dtype in _NAMES.values() else x for x in result]
+            for port, x in zip(self.session.get_inputs(), given, strict=True):
+                dtype = _NAMES.get(port.type, x.dtype)
+                inputs[port.name] = _to_numpy(x.to(dtype).cpu())
+            for value in self.session.run_with_ort_values(None, inputs):
+                is_bf16 = value.data_type() == "tensor(bfloat16)"  # which NumPy lacks
+                x = from_dlpack(value) if is_bf16 else torch.from_numpy(value.numpy())
+                outputs.append(x.float() if x.dtype in _NAMES.values() else x)
+        return outputs
 
 
 def _to_numpy(x: torch.Tensor) -> Any:

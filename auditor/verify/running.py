@@ -60,12 +60,12 @@ NOT_RUN = "not run, "
 
 def failure_of(error: BaseException) -> str:
     """An exception in one line, with the source line of the model that raised it."""
-    said = first_line(error)[:300] if isinstance(error, AuditorError) else describe(error, 300)
+    message = first_line(error)[:300] if isinstance(error, AuditorError) else describe(error, 300)
     place = raised_at(error)
-    said += f" ({place})" if place else ""
+    message += f" ({place})" if place else ""
     if out_of_memory(error):
-        return f"{NO_MEMORY}, {said}"
-    return NOT_RUN + said if isinstance(error, OSError | ImportError) else said
+        return f"{NO_MEMORY}, {message}"
+    return NOT_RUN + message if isinstance(error, OSError | ImportError) else message
 
 
 def says_nothing(failure: str | None) -> bool:
@@ -139,10 +139,10 @@ class ModelRuns:
         around = nullcontext if plan == FP32 else partial(emulate_unless_native, self.device)
 
         try:
-            found = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
+            function = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
         except Exception as error:
             return failure_of(error)
-        run = partial(call_scoring, found, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
+        run = partial(call_scoring, function, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
         return self._run_or_reason(plan, nullcontext(), run)
 
     def generate(self, plan: str, compare: Callable[..., Any]) -> dict[str, list[torch.Tensor]] | str:
@@ -265,11 +265,13 @@ class Forward:
 
     def measure_memory(self) -> int:
         """Bytes of the model and its inputs, plus the allocator's peak during a forward."""
-        most = int(self.run(self.model, peak))
-        held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
-        held += tensors_in(copy_batch(self.batch))
-        storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
-        return most + sum(storages.values())
+        peak_of_run = int(self.run(self.model, peak))
+        tensors = tensors_in(copy_batch(self.batch))
+        for module in modules_of(self.model):
+            stored = (*module._parameters.values(), *module._buffers.values())
+            tensors += [x for x in stored if x is not None]
+        storages = {storage._cdata: storage.nbytes() for x in tensors for storage in memory(x)}
+        return peak_of_run + sum(storages.values())
 
 
 def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> TimeAndMemory:

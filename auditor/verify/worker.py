@@ -89,8 +89,8 @@ class Worker:
     def did(self, job: Mapping[str, Any]) -> bool:
         """Run a job, and save the result of each plan in the job; return False if no plan can run."""
         settings, folder = self.settings, job["folder"]
-        load, said = self._load_plans(job["file"])
-        write(folder / STARTED, said)
+        load, failure = self._load_plans(job["file"])
+        write(folder / STARTED, failure)
         if load is None or self.batches is None:
             return False
         how = {name: settings[name] for name in ("device", "seed", "gradients", "most", "fused")}
@@ -127,8 +127,8 @@ class Worker:
                 result = run_model(model, self.batches[0], seed=self.settings["seed"])
                 return load, {"answer": [x.cpu() for x in result]}
         except (Exception, SystemExit) as error:
-            said = failure_of(error) if out_of_memory(error) else blame(error)
-            return None, {"failed": f"{what} in a fresh process raised {said}"}
+            failure = failure_of(error) if out_of_memory(error) else blame(error)
+            return None, {"failed": f"{what} in a fresh process raised {failure}"}
 
     def _read(self) -> dict[str, str]:
         """Move the inputs to their devices; returns the reason if they cannot be read."""

@@ -52,7 +52,7 @@ def quantized_plans(model: nn.Module, x: Tensor, budget: float) -> tuple[Quantiz
         captured, relative = calibrate_paths(recordings, subject, options.formats, seed, output_metric, options.schemes)
         noise = noise_of(recordings.first, subject, output_metric, seed, native=False)
         measured = in_unit(relative, output_metric.unit)
-        judged = judge(captured, measured, options.formats, output_metric.budget, noise.found)
+        judged = judge(captured, measured, options.formats, output_metric.budget, noise.measured)
         planning = PlanningContext.of(
             MeasuredModel(subject, captured, measured, options, output_metric, noise), judged, ()
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
 
 from ...capture.paths import reach
 from ...errors import describe, let_through
@@ -83,8 +82,9 @@ def _functions_behind(x: torch.Tensor) -> Iterable[str]:
 
     classes = dict[type, None]()
     for node in reach([x.grad_fn], following):
-        if isinstance(node, BackwardCFunction):
-            classes[node._forward_cls] = None  # type: ignore[attr-defined]
+        function = getattr(node, "_forward_cls", None)  # of a node that a user's function made
+        if function is not None:
+            classes[function] = None
     return [_described(each) for each in classes if not each.__module__.startswith("torch.")]
 
 

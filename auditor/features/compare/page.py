@@ -73,7 +73,7 @@ def _body(found: Comparison) -> list[Block]:
 
 def render(found: Comparison, files: tuple[str, str]) -> str:
     """The comparison as one HTML document without external resources."""
-    page = [Prose("", _runs(found, files), listed=True), *map(_for_page, filter(None, _body(found)))]
+    page = [Prose("", _runs(found, files), listed=True), *(_for_page(block) for block in _body(found) if block)]
     title = f"{found.b.target}: two runs compared"
     return environment().get_template("diff.html.jinja").render(title=title, headline=headline(found), page=page)
 

@@ -444,7 +444,7 @@ def fitting_format(x: torch.Tensor) -> str:
     if x.dtype is not torch.float32 or x.is_sparse or not x.numel():
         return ""
     sample = x.detach().reshape(-1)[:SAMPLE]
-    if len(sample.unique()) < VARIED:
+    if len(torch.unique(sample)) < VARIED:
         return ""
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(sample.to(dtype).float(), sample) and torch.equal(x.detach().to(dtype).float(), x.detach()):

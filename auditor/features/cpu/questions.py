@@ -1,4 +1,4 @@
-"""What the verification process, or the audit's own, is asked about a plan on a CPU."""
+"""Questions about a plan on a CPU, which the verification process or the audit's own process answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def verbose_lines() -> Iterator[Callable[[], list[str]]]:
 
     oneDNN writes to the process's standard output, which goes to a file meanwhile.
     """
-    said = list[str]()
+    reported = list[str]()
     c_library = ctypes.CDLL(None)
     c_library.fflush(None)
     kept = os.dup(1)
@@ -72,10 +72,10 @@ def verbose_lines() -> Iterator[Callable[[], list[str]]]:
         try:
             on = torch.backends.mkldnn.VERBOSE_ON
             with torch.backends.mkldnn.verbose(on):  # type: ignore[no-untyped-call]
-                yield lambda: said
+                yield lambda: reported
         finally:
             c_library.fflush(None)
             os.dup2(kept, 1)
             os.close(kept)
         file.seek(0)
-        said += file.read().decode("utf-8", "replace").splitlines()
+        reported += file.read().decode("utf-8", "replace").splitlines()

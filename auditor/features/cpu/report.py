@@ -27,11 +27,11 @@ def cpu_lines(audit: Audit) -> list[str]:
 
 def kernels_line(audit: Audit, cpu: CpuTarget) -> str:
     """`Intel Xeon, 2 threads: torch's own kernels use AVX512; oneDNN 3.12.0 uses Intel AVX10.1 and Intel AMX ...`."""
-    said = f"{audit.environment.device}, {count(cpu.threads, 'thread')}: torch's own kernels use {cpu.capability}"
+    line = f"{audit.environment.device}, {count(cpu.threads, 'thread')}: torch's own kernels use {cpu.capability}"
     if cpu.isa:
         version = audit.environment.libraries.get("onednn", "")
-        said += f"; {' '.join(filter(None, ('oneDNN', version)))} uses {cpu.isa}"
-    return sentence(said)
+        line += f"; {' '.join(filter(None, ('oneDNN', version)))} uses {cpu.isa}"
+    return sentence(line)
 
 
 def slower_lines(audit: Audit, cpu: CpuTarget) -> Iterator[str]:
@@ -121,11 +121,11 @@ def both_section(audit: Audit, for_both: tuple[ForBoth, ...]) -> list[Block]:
     )
     rows = tuple(_both_cells(audit.plans[one.plan], one) for one in for_both)
     good = [plan_title(audit.plans[one.plan]) for one in for_both if one.holds]
-    said = f"With all these modules in FP32, one plan is within the error budget on both: {', '.join(good)}."
+    words = f"With all these modules in FP32, one plan is within the error budget on both: {', '.join(good)}."
     if not good:
-        said = "No plan that keeps all these modules in FP32 is within the error budget on both."
+        words = "No plan that keeps all these modules in FP32 is within the error budget on both."
     caption = "What must stay in FP32 on this CPU and on CUDA"
-    return [Grid(heads, rows, texts=4, caption=caption), Prose("", (said,))]
+    return [Grid(heads, rows, texts=4, caption=caption), Prose("", (words,))]
 
 
 def _both_cells(plan: Plan, one: ForBoth) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from .questions import Executed, compiled_outputs, executed
 
 
 class OnTheCpu(Feature):
-    """What only an audit for a CPU has."""
+    """Notes which kernels a CPU runs, the errors of compiled plans, and the plans that hold on CUDA as well."""
 
     target: CpuTarget | None = None
 
@@ -61,11 +61,11 @@ def look_at_cpu(planning: PlanningContext, plans: Mapping[str, Plan]) -> CpuTarg
     patched = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
     names = [FP32, *patched]
     ran: dict[str, Executed | str] = planning.ask(patched, executed, names=names)
-    said = {name: one for name, one in ran.items() if not isinstance(one, str)}
+    kernels_of = {name: one for name, one in ran.items() if not isinstance(one, str)}
     compiled = dict[str, Sequence[torch.Tensor] | str]()
-    held = [name for name, plan in patched.items() if plan.holds and plan.has_low]
-    if held and planning.options.times:
-        compiled = planning.ask(patched, compiled_outputs, names=held)
+    holding = [name for name, plan in patched.items() if plan.holds and plan.has_low]
+    if holding and planning.options.times:
+        compiled = planning.ask(patched, compiled_outputs, names=holding)
     results = {}
     for name in names:
         answer = ran[name]
@@ -76,7 +76,7 @@ def look_at_cpu(planning: PlanningContext, plans: Mapping[str, Plan]) -> CpuTarg
         results[name] = CpuRun(kernels, unread, error, failure)
     return CpuTarget(
         capability=torch.backends.cpu.get_cpu_capability(),
-        isa=next((isa for isa, _ in said.values() if isa), ""),
+        isa=next((isa for isa, _ in kernels_of.values() if isa), ""),
         row=cpu_row(),
         threads=torch.get_num_threads(),
         runs=results,

@@ -1,4 +1,4 @@
-"""Key-value caches with a format per layer: a sentence and a table."""
+"""Describes key-value caches with a format per layer: sentences for reports, and a table of the layers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def cache_plan_words(plan: CachePlan | None) -> Iterator[str]:
         f"{plan.bits:.3g} bits per entry on average, {plan.generated.flips or 0:.3g} flips per 1,000 tokens, and {size} for {LENGTH:,} tokens."
     )
     flags = vllm_flags(plan)
-    said = [f"In vLLM: vllm serve CHECKPOINT {flags}."] if flags else []
-    yield " ".join((*said, *vllm_notes(plan)))
+    command = [f"In vLLM: vllm serve CHECKPOINT {flags}."] if flags else []
+    yield " ".join((*command, *vllm_notes(plan)))
 
 
 def _listed(kept: Sequence[CachedTensor]) -> str:

@@ -257,10 +257,10 @@ def stored_cache(
     """Compare the FP32 model with its cache in a format and in FP32. scale, only: as in `CacheRounding`."""
     rounding = [CacheRounding(stored, len(one.tokens), scale, only) for one in batches]
     rows = [decoding.compare(model, [one], around, how, observe) for one, how in zip(batches, rounding, strict=True)]
-    found = figures(batches, {"cached": [row["cached"][0] for row in rows]})
+    comparison = figures(batches, {"cached": [row["cached"][0] for row in rows]})
     fixed, each = rounding[0].bytes_of(batches[0].prompts.ids.shape[1])
     beyond = sum(one.beyond for one in rounding) / max(sum(one.entries for one in rounding), 1)
-    return StoredCache(stored, fixed, each, beyond, found, scale)
+    return StoredCache(stored, fixed, each, beyond, comparison, scale)
 
 
 def stored_caches(
@@ -298,17 +298,20 @@ def are_met(limits: Sequence[Criterion], *errors: TokenComparison) -> bool:
     The errors are added. For KL the sum is exact to leading order if both errors are independent; for top tokens the sum
     overestimates the change.
     """
-    values = {"kl": math.fsum(math.inf if x.kl is None else x.kl for x in errors)}
-    values["top1"] = 1 - math.fsum(1 - (x.same_top or 0.0) for x in errors)
-    return bool(limits) and all(limit.holds(values[limit.kind]) for limit in limits)
+    if not limits:
+        return False
+    divergences = [math.inf if error.kl is None else error.kl for error in errors]
+    changed_tops = [1 - (error.same_top or 0.0) for error in errors]
+    values = {"kl": math.fsum(divergences), "top1": 1 - math.fsum(changed_tops)}
+    return all(limit.holds(values[limit.kind]) for limit in limits)
 
 
-def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> TokenComparison:
+def figures(batches: Sequence[ReferenceTokens], compared: dict[str, Any] | str) -> TokenComparison:
     """Summarize results of `Decoding.compare`, or its failure; tokens after the first end token do not count."""
-    if isinstance(found, str):
-        return TokenComparison(None, failure=found)
+    if isinstance(compared, str):
+        return TokenComparison(None, failure=compared)
     counts = torch.cat([one.counts.cpu() for one in batches]).T  # [steps, prompts]
-    cached = torch.cat(found["cached"], 2)  # [4, steps, prompts]
+    cached = torch.cat(compared["cached"], 2)  # [4, steps, prompts]
     kl, chosen, top, change = (x[counts] for x in cached)
     flips = float(chosen.sum())
     tokens = max(int(counts.sum()), 1)
@@ -328,8 +331,8 @@ def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> 
 
     one_pass_kl = None
     one_pass_flips = None
-    if found.get("one_pass"):
-        one_pass = torch.cat(found["one_pass"], 2)
+    if compared.get("one_pass"):
+        one_pass = torch.cat(compared["one_pass"], 2)
         one_pass_kl = float(one_pass[0][counts].mean())
         one_pass_flips = float(one_pass[1][counts].sum()) * per_1000
     return TokenComparison(

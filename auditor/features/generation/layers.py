@@ -155,9 +155,9 @@ class CacheSearch:
         changes = torch.stack([change.made for change in alone])  # [groups, SKETCH]
         products = changes @ changes.T
         masks = (torch.arange(1 << count)[:, None] >> torch.arange(count)) & 1  # [sets, groups]
-        held = masks.double()
-        predicted = ((held @ products) * held).sum(1)
-        saved = held @ torch.tensor([group.entries for group in self.groups], dtype=torch.float64)
+        members = masks.double()
+        predicted = ((members @ products) * members).sum(1)
+        saved = members @ torch.tensor([group.entries for group in self.groups], dtype=torch.float64)
         result = dict[float, list[Chosen]]()
         least = math.inf
         for size in sorted({float(x) for x in saved}, reverse=True):  # the smallest cache saves most

@@ -192,7 +192,8 @@ def _chart(made: Generation, decoded: list[Decoded]) -> Iterator[Chart]:
 
 
 def _always_shown(audit: Audit) -> int:
-    """Of the lines on a terminal: those of the recommended plan, and of each plan of quantization schemes."""
+    """How many of the first lines a terminal never omits: those of the recommended plan, and of each plan of
+    quantization schemes."""
     return 1 + len(audit.quantized_plans)
 
 

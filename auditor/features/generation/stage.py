@@ -83,22 +83,25 @@ class GenerationReference:
 
     def under(self, plans: Mapping[str, Plan], planning: PlanningContext) -> dict[str, Plan]:
         """The plans, with decoding results for patched models that meet the error budget."""
-        wanted = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
-        question = partial(ModelRuns.generate, compare=partial(self.decoding.compare, batches=self.checks))
-        given = planning.ask(wanted, question) if wanted else {}
-        return {
-            name: self._with(planning, plan, given[name]) if name in given else plan for name, plan in plans.items()
-        }
+        patched = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
+        if not patched:
+            return {**plans}
+        compare = partial(self.decoding.compare, batches=self.checks)
+        answers = planning.ask(patched, partial(ModelRuns.generate, compare=compare))
+        result = {**plans}
+        for name, answer in answers.items():
+            result[name] = self._with(planning, plans[name], answer)
+        return result
 
     def under_scheme(self, plan: QuantizedPlan, model: QuantizedModel) -> QuantizedPlan:
         """A plan of quantization schemes, with its decoding results."""
-        found: dict[str, Any] | str
+        compared: dict[str, Any] | str
         try:
-            found = self.decoding.compare(model.model, self.checks, partial(model.under, plan.layers))
+            compared = self.decoding.compare(model.model, self.checks, partial(model.under, plan.layers))
         except Exception as error:
             let_through(error)
-            found = failure_of(error)
-        return replace(plan, generated=figures(self.checks, found))
+            compared = failure_of(error)
+        return replace(plan, generated=figures(self.checks, compared))
 
     def _with(self, planning: PlanningContext, plan: Plan, decoded: dict[str, list[torch.Tensor]] | str) -> Plan:
         """A plan with its decoding results and, if a criterion on the logits' choices exists, with predicted flips."""
@@ -167,7 +170,7 @@ def generate_reference(
         options = options.model_copy(update={"criteria": default})
     limits = list[Criterion]()
     for criterion in options.criteria:
-        if criterion.speaks_of(logits) and criterion.measure_text in ("kl", "top1"):
+        if criterion.covers(logits) and criterion.measure_text in ("kl", "top1"):
             limits.append(criterion)
     reference = GenerationReference(folder, decoding, batches, held_out, caches, scaled, tuple(limits))
     return subject, options, reference

@@ -87,11 +87,17 @@ def _grid(caption: str, rows: Sequence[LedgerRow], most: int) -> list[Block]:
 
 
 def _names(same: Sequence[LedgerRow]) -> str:
-    first, paths = same[0], list(dict.fromkeys(row.module for row in same))
+    """Several rows that differ only in their names, in words: `layers.*.q.weight x8`, `layers.* add x16 net.py:12`."""
+    first = same[0]
     if first.kind != "operation":
         return fold_paths([row.name for row in same])
-    times = f" x{len(same)}" if len(same) > len(paths) else ""
-    return f"{fold_paths(paths)} {op(first.op)}{times}{f' {first.source}' if first.source else ''}"
+    modules = list(dict.fromkeys(row.module for row in same))
+    words = f"{fold_paths(modules)} {op(first.op)}"
+    if len(same) > len(modules):
+        words += f" x{len(same)}"
+    if first.source:
+        words += f" {first.source}"
+    return words
 
 
 def _dtype(dtype: str | None) -> str:

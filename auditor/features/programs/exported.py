@@ -78,7 +78,7 @@ def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
                 node.meta["val"] = outlines(result)
     except Exception as error:
         let_through(error)
-        raise cannot(f"the model cannot be exported as a graph ({first_line(error)[:240]})") from error
+        raise export_error(f"the model cannot be exported as a graph ({first_line(error)[:240]})") from error
     return ExportedModel(module, batch, fixed)
 
 
@@ -91,13 +91,13 @@ def save_program(module: fx.GraphModule, of: ExportedModel) -> SavedProgram:
         torch.export.save(program, file)
     except Exception as error:
         let_through(error)
-        raise cannot(f"the model's graph cannot be saved as a program ({first_line(error)[:240]})") from error
+        raise export_error(f"the model's graph cannot be saved as a program ({first_line(error)[:240]})") from error
     return SavedProgram(file.getvalue(), sum(node.target is _aten.to.dtype for node in program.graph.nodes), fixed)
 
 
-def cannot(said: str) -> PlanError:
-    """The error for a model without plans for exported graphs. said: the reason."""
-    return PlanError(f"{said}: use plans of other strategies, which need no export.", slug="cannot-export")
+def export_error(reason: str) -> PlanError:
+    """The error for a model that torch.export cannot export. reason: why, as a clause."""
+    return PlanError(f"{reason}: use plans of other strategies, which need no export.", slug="cannot-export")
 
 
 def _program(
@@ -112,8 +112,8 @@ def _program(
         try:
             program = _trace(module, batch, dynamic=True)
             names = set(program.graph_signature.user_inputs)
-            held = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
-            firsts = [value.shape[0] for value in held if isinstance(value, torch.Tensor) and value.dim()]
+            placeholders = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
+            firsts = [value.shape[0] for value in placeholders if isinstance(value, torch.Tensor) and value.dim()]
             if firsts and not any(isinstance(size, int) for size in firsts) and takes(program):
                 return program, ""
             fixed = "the model's code fixes the batch size"

@@ -35,7 +35,7 @@ from ...records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoi
 from ...records.paths import FP32_OUTPUT
 from ...stages import tick
 from ...verify.loaders import PROGRAM
-from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
+from .exported import ExportedModel, SavedProgram, export_error, export_model, outlines, save_program
 from .operations import Table, low_arguments, table_of
 
 COPIED = "copied"
@@ -53,7 +53,7 @@ def graphs_of(planning: PlanningContext) -> MadePlans:
         tick("exporting the model")
         trial = Trial(export_model(subject.model, subject.batches[0]), planning)
         if not trial.agrees(subject.batches[0]):
-            raise cannot("the exported graph does not reproduce the model's outputs")
+            raise export_error("the exported graph does not reproduce the model's outputs")
         batches, held_out = (tuple(filter(trial.agrees, some)) for some in (subject.batches, subject.held_out))
         if len(batches) + len(held_out) < len(subject.batches) + len(subject.held_out):
             agreeing = replace(subject, batches=batches, held_out=held_out)
@@ -101,14 +101,13 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
     while True:
         try:
             error = trial.error(table, low)
-            policy = Policy(
-                trial.planning.capture, "cast", plain(table.format), table.format
-            )  # in place of the program
+            # The plan of modules that is nearest to the program, in which Inf or NaN can be located.
+            policy = Policy(trial.planning.capture, "cast", plain(table.format), table.format)
             return table, judge_replay(trial.planning, error, policy)
         except OperationRefused as refused:
             name = refused.name
             if name not in low:
-                return table, Verification(None, failure=first_line(refused.said))
+                return table, Verification(None, failure=first_line(refused.error))
             if name in table.free:
                 kept = f"raises in low precision: {refused}"[:200]
                 changed = {n: replace(table.operations[n], kind="refused", kept=kept) for n in table.whole(name)}
@@ -211,9 +210,10 @@ AGREES = 0.02
 class OperationRefused(Exception):
     """An operation raised an exception during a run of an exported graph. name: the operation."""
 
-    def __init__(self, name: str, said: BaseException) -> None:
-        super().__init__(str(said))
-        self.name, self.said = name, said
+    def __init__(self, name: str, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.name = name
+        self.error = error
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Trial:
             off = self._distance(self.exported.graph_module, batch)
         except OperationRefused:
             return False
-        return off <= AGREES * self.planning.max_error or off <= self.planning.noise.found.error
+        return off <= AGREES * self.planning.max_error or off <= self.planning.noise.measured.error
 
     def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
         """Output error of the graph on a batch; inf if its outputs differ in structure. Raises: OperationRefused."""

@@ -86,14 +86,14 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
             let_through(error)
             errors[name] = f"the ONNX model could not be written: {_reason(error)}"
     errors |= _run_models(audit, plans, written) if written else {}
-    told = dict(audit.plans)
+    audited_plans = dict(audit.plans)
     for name, plan in plans.items():
         assert plan.program is not None
         result = _onnx_record(plan, ends, written.get(name), errors[name], errors.get(f"{name}{AS_IT_IS}"))
         result = replace(result, note=notes.get(name, ""))
-        told[name] = replace(plan, program=replace(plan.program, onnx=result))
+        audited_plans[name] = replace(plan, program=replace(plan.program, onnx=result))
     files = {f"{name}{ONNX}": content for name, content in written.items()}
-    return replace(audit, plans=told, programs={**audit.programs, **files})
+    return replace(audit, plans=audited_plans, programs={**audit.programs, **files})
 
 
 def _export_onnx(audit: Audit, plan: Plan, ends: str) -> tuple[bytes, str]:
@@ -117,8 +117,8 @@ def _export_onnx(audit: Audit, plan: Plan, ends: str) -> tuple[bytes, str]:
             let_through(error)
             failed.append(error)
             continue
-        said = f"the exporter {name} wrote it, since the first one failed: {_reason(failed[0])}" if failed else ""
-        return content, said
+        note = f"the exporter {name} wrote it, since the first one failed: {_reason(failed[0])}" if failed else ""
+        return content, note
     raise failed[0]
 
 
@@ -173,8 +173,10 @@ def _reason(error: Exception) -> str:
 def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
     """{model: its error in onnxruntime, or why the run failed}, also for copies with GPU rounding (suffix AS_IT_IS)."""
     assert audit.live is not None
-    held = any(plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values())
-    batches = audit.live.held_out if held else audit.live.batches
+    are_held_out = any(
+        plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values()
+    )
+    batches = audit.live.held_out if are_held_out else audit.live.batches
     tried = dict(written)
     for name, content in written.items():
         try:
@@ -194,11 +196,11 @@ def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, b
     return {name: _error(expected, result) for name, result in answers.items()}
 
 
-def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | str:
-    if isinstance(found, str):
-        return found
+def _error(expected: list[list[torch.Tensor]], answers: Answers | str) -> float | str:
+    if isinstance(answers, str):
+        return answers
     try:
-        worst = worst_of([output_error(r, c) for r, c in zip(expected, found.outputs, strict=True)])
+        worst = worst_of([output_error(r, c) for r, c in zip(expected, answers.outputs, strict=True)])
     except MeasureError as error:
         return str(error)
     return worst if math.isfinite(worst) else "an output is Inf or NaN where FP32 is finite"
@@ -215,16 +217,26 @@ def _onnx_record(
             f"onnxruntime's CPU provider has no {label(plan.format)} kernel for "
             f"{lacking or 'an operation'}; only the model's types were checked"
         )
+    file = ""
+    nodes, fp32_nodes, casts = 0, 0, 0
+    if content:
+        file = f"{plan.name}{ONNX}"
+        nodes, fp32_nodes, casts = count_operations(read(content))
+    program_error = None
     checked = plan.verification
+    if checked is not None:
+        program_error = checked.measured_error if checked.joint is None else checked.joint
     return Onnx(
-        f"{plan.name}{ONNX}" if content else "",
-        ends,
-        *(count_operations(read(content)) if content else (0, 0, 0)),
-        f"onnxruntime {onnxruntime.__version__}, {PROVIDER}",
-        ran if isinstance(ran, float) else None,
-        None if checked is None else checked.measured_error if checked.joint is None else checked.joint,
-        failure,
-        as_rounded if isinstance(as_rounded, float) else None,
+        file=file,
+        ends=ends,
+        nodes=nodes,
+        high=fp32_nodes,
+        casts=casts,
+        runtime=f"onnxruntime {onnxruntime.__version__}, {PROVIDER}",
+        error=ran if isinstance(ran, float) else None,
+        program_error=program_error,
+        failure=failure,
+        rounded_error=as_rounded if isinstance(as_rounded, float) else None,
     )
 
 
@@ -248,10 +260,18 @@ def count_operations(model: Any) -> tuple[int, int, int]:
     """
     types = onnx_ir.DataType
     floating = {types.FLOAT, types.DOUBLE, types.FLOAT16, types.BFLOAT16}
-    computing = [node for node in model.graph if node.op_type not in _NO_ARITHMETIC]
-    result = [{value.dtype for value in (*node.inputs[:1], node.outputs[0]) if value} for node in computing]
-    operations, high = sum(bool(each & floating) for each in result), sum(types.FLOAT in each for each in result)
-    return operations, high, sum(node.op_type == "Cast" for node in model.graph)
+    operations = 0
+    fp32_operations = 0
+    casts = 0
+    for node in model.graph:
+        casts += node.op_type == "Cast"
+        if node.op_type in _NO_ARITHMETIC:
+            continue
+        values = (*node.inputs[:1], node.outputs[0])
+        dtypes = {value.dtype for value in values if value}
+        operations += not dtypes.isdisjoint(floating)
+        fp32_operations += types.FLOAT in dtypes
+    return operations, fp32_operations, casts
 
 
 def lower_ends(model: Any, format: str) -> None:

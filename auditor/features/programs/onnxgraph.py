@@ -453,7 +453,7 @@ def _is_private(value: Any) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
-# What changes nothing
+# Operations that change nothing
 
 
 def _drop_identities(graph: Any) -> None:

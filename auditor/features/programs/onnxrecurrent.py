@@ -1,4 +1,5 @@
-"""Translates recurrent layers to one ONNX node per layer, without computed shapes and without states of zeros."""
+"""Translates a recurrent layer to a single ONNX node. Its sizes are constants, and initial states of zeros are left
+out."""
 
 from __future__ import annotations
 

@@ -263,8 +263,8 @@ def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None
     except Exception as error:
         let_through(error)
         return "torch has no low-precision kernel for these shapes"
-    found = {x.dtype for x in tensors_in(result) if x.is_floating_point() or x.is_complex()}
-    return "" if found <= {dtype} else "the result is FP32 even for low-precision inputs"
+    dtypes = {x.dtype for x in tensors_in(result) if x.is_floating_point() or x.is_complex()}
+    return "" if dtypes <= {dtype} else "the result is FP32 even for low-precision inputs"
 
 
 def low_arguments(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> tuple[Any, Any]:

@@ -64,11 +64,11 @@ def quantization_lines(audit: Audit) -> list[str]:
     for scheme, every in _by_scheme(audit).items():
         layers = [layer for layer in every if layer.has_kernel]
         safe, worst = sum(layer.verdict.verdict == "safe" for layer in layers), layers[0]
-        said = f"Rules: {_rules(worst, audit)}." if _rules(worst, audit) and _worst(worst, audit) else ""
+        rules = f"Rules: {_rules(worst, audit)}." if _rules(worst, audit) and _worst(worst, audit) else ""
         without = len(every) - len(layers)
         others = f"; no kernel fits {without:,} other{'s' * (without > 1)}" * bool(without)
         first = f"{label(scheme)}: {safe} of {count(len(layers), 'layer')} can be quantized safely{others}."
-        lines.append(" ".join(filter(None, (first, _worst(worst, audit), said, _zero_blocks(layers)))))
+        lines.append(" ".join(filter(None, (first, _worst(worst, audit), rules, _zero_blocks(layers)))))
     return lines
 
 
@@ -76,16 +76,16 @@ def _zero_blocks(layers: Sequence[QuantizedLayer]) -> str:
     """A sentence on layers with a row or block of zeros, which libraries treat differently."""
     inputs = [layer for layer in layers if layer.zero_blocks == "activation"]
     weights = [layer for layer in layers if layer.zero_blocks in ("weight", "both")]
-    said = []
+    sentences = []
     if inputs:
-        said.append(
+        sentences.append(
             f"the inputs of {count(len(inputs), 'layer')}, such as padding, for which the code sets a lower bound of the scale"
         )
     if weights:
-        said.append(
+        sentences.append(
             f"the weights of {list_paths([layer.owner for layer in weights], LAYERS_SHOWN, 'layer')}, which the code leaves in 16 bits"
         )
-    return f"torchao turns rows of zeros into NaN: {'; '.join(said)}." if said else ""
+    return f"torchao turns rows of zeros into NaN: {'; '.join(sentences)}." if sentences else ""
 
 
 def _not_shown(audit: Audit) -> str:
@@ -147,12 +147,12 @@ def _plan_tables(audit: Audit) -> list[Block]:
         (
             quantized_title(plan),
             label(scheme) if scheme else "16 bits",
-            f"{len(found):,}",
-            list_paths(found, len(found)),
+            f"{len(of_scheme):,}",
+            list_paths(of_scheme, len(of_scheme)),
         )
         for plan in shown
         for scheme in (*plan.schemes, "")
-        if (found := _layers_of(plan, scheme))
+        if (of_scheme := _layers_of(plan, scheme))
     ]
     layers += [
         (quantized_title(plan), "16 bits, no scheme fits", f"{len(plan.left_out):,}", ", ".join(plan.left_out))
@@ -251,7 +251,7 @@ def _remedy(layer: QuantizedLayer, audit: Audit) -> str:
 
 
 def _always_shown(audit: Audit) -> int:
-    """Of the lines on a terminal: one for each plan."""
+    """How many of the first lines a terminal never omits: one for each plan."""
     return max(len(audit.quantized_plans), 1)
 
 

@@ -73,17 +73,22 @@ def _with_worse_row(
 
 def _rows_of(pairs: Sequence[Pair]) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
     """The outputs of all batches, joined along their first dimension; None if they have other shapes or too few rows."""
-    outputs = [one for pair in pairs for one in pair]
+    outputs = [one for pair in pairs for one in pair]  # of FP32 and of the quantized model, for each batch
     if not outputs or not outputs[0] or len({len(one) for one in outputs}) > 1:
         return None
     for one in outputs:
-        tensors = [x for x in one if is_number(x) and x.dim() and not x.is_nested and not x.is_sparse]
-        if len(tensors) < len(one) or len({len(x) for x in tensors}) > 1:
+        has_rows = all(is_number(x) and x.dim() and not x.is_nested and not x.is_sparse for x in one)
+        if not has_rows or len({len(x) for x in one}) > 1:
             return None
-    for places in zip(*outputs, strict=True):
-        if len({x.shape[1:] for x in places}) > 1:
+    for same_output in zip(*outputs, strict=True):
+        if len({x.shape[1:] for x in same_output}) > 1:
             return None
     if sum(len(reference[0]) for reference, _ in pairs) < LEAST_ROWS:
         return None
-    joined = [[torch.cat(places) for places in zip(*side, strict=True)] for side in zip(*pairs, strict=True)]
-    return joined[0], joined[1]
+    references, candidates = zip(*pairs, strict=True)
+    return _joined_rows(references), _joined_rows(candidates)
+
+
+def _joined_rows(batches: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """Each output of all batches as one tensor."""
+    return [torch.cat(of_batches) for of_batches in zip(*batches, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def _error_without_scale(run: Run, gradients: Any) -> float:
     """Relative L2 difference of the gradients from those at a loss scale; 0.0 if every scale overflows."""
     plain = _flat(run(gradients))
     for scale in SCALES:
-        scaled = _flat(run(over_tensors(lambda x, scale=scale: x * scale, gradients)))
+        scaled = _flat(run(over_tensors(partial(torch.mul, other=scale), gradients)))
         if all_finite(scaled):
             return _relative(plain, scaled / scale)
     return 0.0

@@ -35,10 +35,10 @@ def worst_line(audit: Audit, one: RepeatedCalls) -> str:
     """`Under autocast_fp16 the error of denoiser is largest in call 1: 0.0016; in the last call it is 0.0011.`"""
     worst, last = one.worst, len(one.errors) - 1
     plan = f"Under {plan_title(audit.plan)}, " if audit.plan is not None else ""
-    said = f"{plan}the error of {part(one)} is largest in {one.names[worst]}: {text_of(one.errors[worst])}"
+    line = f"{plan}the error of {part(one)} is largest in {one.names[worst]}: {text_of(one.errors[worst])}"
     if worst != last:
-        said += f"; in {one.names[last]} it is {text_of(one.errors[last])}"
-    return sentence(said)
+        line += f"; in {one.names[last]} it is {text_of(one.errors[last])}"
+    return sentence(line)
 
 
 def part(one: RepeatedCalls) -> str:

@@ -123,13 +123,20 @@ def _of_batches(subject: Subject, errors: Sequence[float | None]) -> Iterator[Re
 
 
 def batch_names(batches: Sequence[Batch], model: nn.Module) -> Iterator[str]:
-    """`batch 1 (timestep 999)`: the number of each batch, and the first input that is one number per batch and differs
-    between batches, if there is one."""
-    given = [_numbers(batch, model) for batch in batches]
-    shared = [name for name in given[0] if all(name in each for each in given)]
-    varying = next((name for name in shared if len({each[name] for each in given}) > 1), None)
-    for number, each in enumerate(given, start=1):
-        yield f"batch {number}" + (f" ({varying} {each[varying]:g})" if varying is not None else "")
+    """Names such as `batch 1 (timestep 999)`: the batch's number, and the value of the first input that is a single
+    number and differs between batches, if there is one."""
+    numbers = [_numbers(batch, model) for batch in batches]
+    varying = None
+    for name in numbers[0]:
+        values = {of_batch.get(name) for of_batch in numbers}
+        if None not in values and len(values) > 1:
+            varying = name
+            break
+    for number, of_batch in enumerate(numbers, start=1):
+        if varying is None:
+            yield f"batch {number}"
+        else:
+            yield f"batch {number} ({varying} {of_batch[varying]:g})"
 
 
 def _numbers(batch: Batch, model: nn.Module) -> dict[str, float]:

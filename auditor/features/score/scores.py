@@ -87,5 +87,5 @@ def _score_in_fresh_process(subject: Subject, options: Settings, question: Quest
 
 def _question(scoring: ScoreFunction, most: int | None, timeout: float | None) -> Question:
     """A Question that calls the scoring function, if possible imported by name. most: number of scores expected."""
-    found = scoring if scoring.place is None else scoring.place.text
-    return partial(ModelRuns.score, scoring=found, most=most, limit=timeout or TIMEOUT)
+    scoring_function = scoring if scoring.place is None else scoring.place.text
+    return partial(ModelRuns.score, scoring=scoring_function, most=most, limit=timeout or TIMEOUT)

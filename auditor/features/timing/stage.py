@@ -98,7 +98,7 @@ def _length_of_batch(batch: Any) -> int | None:
 
 
 def _faster(one: TimeAndMemory | str, again: TimeAndMemory | str) -> TimeAndMemory | str:
-    """The measurements with the smaller eager times of two rounds; what was measured in the first only is kept."""
+    """The first round's measurements with the smaller eager times of two rounds."""
     if isinstance(one, str) or isinstance(again, str) or one.eager is None or again.eager is None:
         return one
     return replace(one, eager=min(one.eager, again.eager, key=attrgetter("median")))

@@ -1,4 +1,4 @@
-"""Doors: what libraries store, as targets. Each file builds the model of one kind of folder or file."""
+"""Builds models from what libraries store, one file for each kind of folder or file (a "door")."""
 
 from .build import build, needed_packages, weights_of
 from .pipelines import parts_of

@@ -40,8 +40,8 @@ def build(folder: ModelFolder, target: Target, seed: int) -> BuiltModel:
     base = base_folder(config, folder.path)
     files = [folder.path / name for name in WEIGHTS if (folder.path / name).is_file()]
     if not files:
-        said = f"{folder.path} has an {ADAPTER}, but no {WEIGHTS[0]}"
-        raise LoadError(f"{said}: give the folder that `save_pretrained` of the PeftModel wrote", "missing-weights")
+        message = f"{folder.path} has an {ADAPTER}, but no {WEIGHTS[0]}"
+        raise LoadError(f"{message}: give the folder that `save_pretrained` of the PeftModel wrote", "missing-weights")
     symbol = f"{_auto_class(config, folder.path)}.from_pretrained"
     arguments = {"dtype": "float32", "local_files_only": True}
     stored = {**dict(tensors_in(files[:1])), **load_checkpoint(base)}
@@ -64,27 +64,27 @@ def base_folder(config: Any, folder: Path) -> Path:
     """The folder of the adapter's base model. Raises: LoadError(slug="missing-target")."""
     name = config.get("base_model_name_or_path")
     if not name:
-        said = f"{folder / ADAPTER} names no base model"
+        message = f"{folder / ADAPTER} names no base model"
         hint = (
             "set its base_model_name_or_path, or write a model.py that returns PeftModel.from_pretrained(base, folder)"
         )
-        raise LoadError(f"{said}: {hint}", slug="missing-target")
+        raise LoadError(f"{message}: {hint}", slug="missing-target")
     if is_directory(Path(name)):
         return Path(name)
     try:
         return snapshot(str(name), str(config.get("revision") or ""), str(name))
     except LoadError as error:
-        said = f"the base model {name!r} of the adapter {folder.name} is neither a directory nor in the local cache"
+        message = f"the base model {name!r} of the adapter {folder.name} is neither a directory nor in the local cache"
         hint = f"download it first (`hf download {name}`), or correct base_model_name_or_path in {folder / ADAPTER}"
-        raise LoadError(f"{said}: {hint}", slug="missing-target") from error
+        raise LoadError(f"{message}: {hint}", slug="missing-target") from error
 
 
 def _auto_class(config: Any, folder: Path) -> str:
     task = config.get("task_type")
     if task not in AUTO or (task is None and not config.get("auto_mapping")):
-        said = f"{folder / ADAPTER} has the task_type {task!r}, for which peft chooses no class of the base model"
+        message = f"{folder / ADAPTER} has the task_type {task!r}, for which peft chooses no class of the base model"
         hint = "write a model.py that returns PeftModel.from_pretrained(base, folder)"
-        raise LoadError(f"{said}: {hint}", slug="model-raises")
+        raise LoadError(f"{message}: {hint}", slug="model-raises")
     return AUTO[task]
 
 

@@ -52,9 +52,9 @@ def _import(name: str, target: Target) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:  # the package is absent, lacks a dependency, or was built for another torch
-        said = f"{target.text} needs {name}, and importing {name} raised {blame(error)}"
+        message = f"{target.text} needs {name}, and importing {name} raised {blame(error)}"
         hint = f"`pip install {INSTALLED_AS.get(name, name)}`, or fix the installation"
-        raise LoadError(f"{said}: {hint}", "missing-package") from error
+        raise LoadError(f"{message}: {hint}", "missing-package") from error
 
 
 def build(target: Target, seed: int, inputs: str | None = None) -> BuiltModel:

@@ -1,4 +1,4 @@
-"""What the checkpoint of a built model says: missing weights, and weights stored in low precision."""
+"""Reads checkpoints of built models: which weights are missing, and which are stored in low precision."""
 
 from __future__ import annotations
 

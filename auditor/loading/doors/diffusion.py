@@ -41,8 +41,8 @@ def build(folder: ModelFolder, target: Target, seed: int) -> BuiltModel:
     kind = str(config["_class_name"])
     maker = model_class(kind, folder.path)
     if "quantization_config" in config:
-        said = f"the checkpoint in {folder.path} is quantized, so there are no FP32 values to compare with"
-        raise LoadError(f"{said}: give the original checkpoint", slug="quantized-model")
+        message = f"the checkpoint in {folder.path} is quantized, so there are no FP32 values to compare with"
+        raise LoadError(f"{message}: give the original checkpoint", slug="quantized-model")
     what = f"{kind} from {folder.path.name}"
     reseed(seed)
     files = sorted(folder.path.glob(f"{WEIGHTS}*.safetensors")) or sorted(folder.path.glob(f"{WEIGHTS}*.bin"))
@@ -65,8 +65,8 @@ def model_class(name: str, folder: Path) -> Any:
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         what = f"{folder / 'config.json'} names the class {name}"
         hint = "install the version of diffusers that wrote the folder, or write a model.py that builds the model"
-        said = f"{what}, which is no model of diffusers {diffusers.__version__}: {hint}"
-        raise LoadError(said, slug="model-raises")
+        message = f"{what}, which is no model of diffusers {diffusers.__version__}: {hint}"
+        raise LoadError(message, slug="model-raises")
     return kind
 
 
@@ -104,12 +104,12 @@ def calls_for(folder: ModelFolder, target: Target, seed: int, text: str | None) 
     if not calls or (target.symbol and target.symbol not in calls):
         what = f"`{target.symbol}` of {folder.path.name}" if target.symbol else folder.path.name
         called = ", ".join(f"{name}.{method}" for name, methods in run.calls.items() for method in methods)
-        said = f"A short run of {run.kind} does not call {what} (it calls {called}), so its inputs were generated."
-        return ComponentCalls(notes=(said,))
+        note = f"A short run of {run.kind} does not call {what} (it calls {called}), so its inputs were generated."
+        return ComponentCalls(notes=(note,))
     method = target.symbol or main_method(calls)
     batches = calls[method]
     count = "1 call" if len(batches) == 1 else f"{len(batches)} calls"
-    source = f"{count} in a run of {run.kind}, {run.said}"
+    source = f"{count} in a run of {run.kind}, {run.arguments}"
     others = [f"hf:{target.args[0]}:{name}" for name in calls if name != method]
     notes = (f"The pipeline also calls other methods; to audit them: {' and '.join(others)}.",) if others else ()
     return ComponentCalls("" if method == "forward" else method, Inputs(batches, source), notes)
@@ -124,5 +124,5 @@ def refuse_pipeline(target: Target, folder: ModelFolder) -> None:
     """Say how to audit a pipeline where only one model can be audited. Raises: LoadError(slug="ambiguous-model")."""
     names = pipelines.models_in(folder.path)
     examples = " or ".join(f"{target.text}/{name}" for name in names)
-    said = f"{folder.path / PIPELINE} describes a pipeline of several models"
-    raise LoadError(f"{said}: name one component, {examples}", slug="ambiguous-model")
+    message = f"{folder.path / PIPELINE} describes a pipeline of several models"
+    raise LoadError(f"{message}: name one component, {examples}", slug="ambiguous-model")

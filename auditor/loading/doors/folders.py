@@ -1,4 +1,4 @@
-"""Tells by its files which library wrote a model's folder."""
+"""Determines from a model's folder, by its files, which library wrote it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def locate(target: Target) -> ModelFolder:
 
 
 def is_directory(path: Path) -> bool:
-    """Whether a path is a directory; a name that is no valid path is none."""
+    """Whether a path is a directory; False for a name that no path can have."""
     try:
         return path.is_dir()
     except OSError:

@@ -43,11 +43,11 @@ _runs: dict[tuple[Path, int, str], PipelineRun] = {}
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """A run of a pipeline. kind: its class. calls: {component: its calls}. said: the arguments, in words."""
+    """A run of a pipeline. kind: its class. calls: {component: its calls}. arguments: those of the call, in words."""
 
     kind: str
     calls: Mapping[str, Calls]
-    said: str
+    arguments: str
 
 
 def models_in(folder: Path) -> list[str]:
@@ -56,8 +56,8 @@ def models_in(folder: Path) -> list[str]:
     named = (name for name, entry in entries.items() if isinstance(entry, list) and any(entry))
     names = [name for name in named if (folder / name / "config.json").is_file()]
     if not names:
-        said = f"{folder / PIPELINE} names no component whose folder has a config.json"
-        raise LoadError(f"{said}: give a complete folder, as `pipeline.save_pretrained` writes it", "missing-target")
+        message = f"{folder / PIPELINE} names no component whose folder has a config.json"
+        raise LoadError(f"{message}: give a complete folder, as `pipeline.save_pretrained` writes it", "missing-target")
     return names
 
 
@@ -90,13 +90,13 @@ def pipeline_class(folder: Path) -> Any:
     name = entries.get("_class_name")
     lists = [(part, entry[0]) for part, entry in entries.items() if isinstance(entry, list) and entry]
     if isinstance(name, list) or any((folder / part / f"{library}.py").is_file() for part, library in lists):
-        said = f"{folder} contains its own pipeline code, which an hf: target never runs"
-        raise LoadError(f"{said}: write a model.py that loads the pipeline and returns a component", "remote-code")
+        message = f"{folder} contains its own pipeline code, which an hf: target never runs"
+        raise LoadError(f"{message}: write a model.py that loads the pipeline and returns a component", "remote-code")
     kind = getattr(diffusers, str(name), None)
     if kind is None or not hasattr(kind, "from_pretrained"):
         hint = "install the version of diffusers that wrote the folder, or audit a component with --inputs"
-        said = f"{folder / PIPELINE} names the class {name}, which diffusers {diffusers.__version__} lacks"
-        raise LoadError(f"{said}: {hint}", slug="model-raises")
+        message = f"{folder / PIPELINE} names the class {name}, which diffusers {diffusers.__version__} lacks"
+        raise LoadError(f"{message}: {hint}", slug="model-raises")
     return kind
 
 
@@ -132,8 +132,8 @@ def _short_run(folder: Path, seed: int, given: Mapping[str, Any]) -> PipelineRun
             pipeline(**arguments)
         except Exception as error:
             hint = "give arguments of its call: --inputs f.py:func, where func() returns a dict of them"
-            said = f"a short run of {kind.__name__} from {folder.name} raised {blame(error)}"
-            raise LoadError(f"{said}: {hint}", slug="model-raises") from error
+            message = f"a short run of {kind.__name__} from {folder.name} raised {blame(error)}"
+            raise LoadError(f"{message}: {hint}", slug="model-raises") from error
     chosen = {
         name: {method: tuple(_spread(batches)) for method, batches in methods.items()}
         for name, methods in calls.items()
@@ -156,8 +156,8 @@ def _arguments(pipeline: Any, seed: int, given: Mapping[str, Any]) -> dict[str, 
     for name in given:
         if name not in parameters:
             hint = suggest(name, parameters) or f"it takes {', '.join(list(parameters)[:8])}"
-            said = f"the call of {type(pipeline).__name__} takes no argument {name!r}"
-            raise LoadError(f"{said}: {hint}", slug="bad-inputs")
+            message = f"the call of {type(pipeline).__name__} takes no argument {name!r}"
+            raise LoadError(f"{message}: {hint}", slug="bad-inputs")
     defaults: dict[str, Any] = {
         "prompt": PROMPT,
         "num_inference_steps": STEPS,
@@ -217,9 +217,15 @@ def recorded(models: Mapping[str, nn.Module]) -> Iterator[dict[str, dict[str, li
 
 def own_methods(model: nn.Module) -> list[str]:
     """Public methods that the model's classes define, without those of nn.Module."""
-    kinds = (kind for kind in type(model).__mro__ if not issubclass(nn.Module, kind))
-    names = {name for kind in kinds for name, value in vars(kind).items() if isinstance(value, types.FunctionType)}
-    return sorted(name for name in names if not name.startswith("_") and not hasattr(nn.Module, name))
+    names = set[str]()
+    for kind in type(model).__mro__:
+        if issubclass(nn.Module, kind):
+            continue
+        for name, value in vars(kind).items():
+            is_public = not name.startswith("_") and not hasattr(nn.Module, name)
+            if is_public and isinstance(value, types.FunctionType):
+                names.add(name)
+    return sorted(names)
 
 
 class Recorder:
@@ -290,9 +296,9 @@ def parts_of(text: str, inputs: str | None, seed: int) -> dict[str, str]:
             return {}  # loading the target reports the missing package
         arguments = arguments_from(inputs, folder.path, seed)
         if inputs and arguments is None:
-            said = f"--inputs {inputs} are no arguments of the pipeline {folder.path.name}"
+            message = f"--inputs {inputs} are no arguments of the pipeline {folder.path.name}"
             hint = "give prompts.txt, or f.py:func, where func() returns a dict of arguments of its call"
-            raise LoadError(f"{said}: {hint}", slug="bad-inputs")
+            raise LoadError(f"{message}: {hint}", slug="bad-inputs")
         run = short_run(folder.path, seed, arguments)
     parts = dict[str, str]()
     for name, methods in run.calls.items():

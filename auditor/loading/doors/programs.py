@@ -27,8 +27,8 @@ def build(target: Target) -> BuiltModel:
         model = program.module()
     except Exception as error:
         hint = "write it with torch.export.save(torch.export.export(model, inputs), path), in this version of torch"
-        said = f"{path.name} cannot be read as an exported program ({describe(error)})"
-        raise LoadError(f"{said}: {hint}", slug="model-raises") from error
+        message = f"{path.name} cannot be read as an exported program ({describe(error)})"
+        raise LoadError(f"{message}: {hint}", slug="model-raises") from error
     origin = Origin(None, "torch.export", "load", "program", folder=str(path))
     inputs = None
     if program.example_inputs is not None:

@@ -31,10 +31,10 @@ def build(folder: ModelFolder, target: Target, seed: int) -> BuiltModel:
     refuse_code(folder.path)
     kind = model_kind(folder.path)
     if not hasattr(library, kind):
-        said = (
+        message = (
             f"{folder.path / DETAILS} names the class {kind}, which sentence-transformers {library.__version__} lacks"
         )
-        raise LoadError(f"{said}: install the version that wrote the folder", slug="model-raises")
+        raise LoadError(f"{message}: install the version that wrote the folder", slug="model-raises")
     arguments = {"device": "cpu", "local_files_only": True, "model_kwargs": {"torch_dtype": "float32"}}
     reseed(seed)
     what = f"{kind} from {folder.path.name}"
@@ -56,13 +56,13 @@ def refuse_code(folder: Path) -> None:
         modules = json.loads((folder / SENTENCES).read_text(encoding="utf-8"))
         types = [str(module["type"]) for module in modules]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        said = f"cannot read {folder / SENTENCES} ({describe(error)}): restore the file"
-        raise LoadError(said, slug="model-raises") from error
+        message = f"cannot read {folder / SENTENCES} ({describe(error)}): restore the file"
+        raise LoadError(message, slug="model-raises") from error
     foreign = [name for name in types if not name.startswith("sentence_transformers.")]
     if foreign:
-        said = f"{folder} contains the module {foreign[0]}, which is not of sentence-transformers"
+        message = f"{folder} contains the module {foreign[0]}, which is not of sentence-transformers"
         hint = "an hf: target never runs such code; read it, then audit a model.py that returns the model"
-        raise LoadError(f"{said}: {hint}", slug="remote-code")
+        raise LoadError(f"{message}: {hint}", slug="remote-code")
 
 
 def model_kind(folder: Path) -> str:

@@ -202,9 +202,9 @@ def test_batches_that_the_graph_answers_otherwise_are_left_out(planning: Plannin
     odd = ((torch.randn(4, 17),), {})
     trial = Trial(graph, planning)
     assert trial.agrees(good)
-    planning.noise.known[id(odd)] = planning.reference(good)
+    planning.noise.outputs[id(odd)] = planning.reference(good)
     assert not trial.agrees(odd)
-    del planning.noise.known[id(odd)]
+    del planning.noise.outputs[id(odd)]
 
 
 # The cut: no choice of precisions is cheaper, by enumeration.

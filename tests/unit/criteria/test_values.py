@@ -527,7 +527,7 @@ def test_what_means_nothing_is_refused_in_one_line(given: Any, said: str) -> Non
     ],
 )
 def test_names_prefixes_and_patterns(output: str, name: str, meant: bool) -> None:
-    assert Criterion(output, "max_abs", 1.0).speaks_of(name) is meant
+    assert Criterion(output, "max_abs", 1.0).covers(name) is meant
 
 
 def test_a_name_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -253,12 +253,12 @@ def draws() -> nn.Module:
 def all_heard(model: nn.Module, **how: Any) -> FP32Runs:
     subject = subject_of(model.eval(), INPUT)
     found = noise_of(record_path(subject, ("fp16",)), subject, PLAIN, 0, **how)
-    assert list(found.known) == [id(subject.batches[0])]
+    assert list(found.outputs) == [id(subject.batches[0])]
     return found
 
 
 def heard(model: nn.Module, **how: Any) -> Noise:
-    return all_heard(model, **how).found
+    return all_heard(model, **how).measured
 
 
 @pytest.mark.parametrize("model", [draws, lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4))])
@@ -268,12 +268,12 @@ def test_what_computes_the_same_makes_no_noise(model: Any) -> None:
 
 def test_plans_are_run_with_gradients_where_that_is_another_model() -> None:
     found = all_heard(moody(nn.Linear(32, 8), False))
-    (first,) = found.known.values()
+    (first,) = found.outputs.values()
     assert isinstance(found.graded, list) and torch.allclose(found.graded[0], 3 * first[0])
-    assert found.found == Noise(runs=3)  # another mode is no noise
+    assert found.measured == Noise(runs=3)  # another mode is no noise
     assert all_heard(moody(nn.Linear(32, 8), True)).graded == "KeyError: 'gradients'"
     alike = all_heard(seeded(draws))
-    assert (alike.graded, alike.found) == (None, Noise(runs=2))
+    assert (alike.graded, alike.measured) == (None, Noise(runs=2))
     assert isinstance(all_heard(seeded(draws), native=True).graded, list)
 
 
@@ -282,7 +282,7 @@ def test_a_recording_that_gradients_and_an_earlier_call_leave_equal_is_not_run_a
     path = record_path(subject, ("fp16",))
     model.forward = None  # any further run would raise
     found = noise_of(path, subject, PLAIN, 0)
-    assert found.found == Noise(runs=2) and found.known[id(subject.batches[0])] is path.repeated is not None
+    assert found.measured == Noise(runs=2) and found.outputs[id(subject.batches[0])] is path.repeated is not None
     assert record_path(subject_of(moody(nn.Linear(32, 8), False).eval(), INPUT)).repeated is None
 
 
