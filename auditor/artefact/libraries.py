@@ -341,7 +341,7 @@ def _compressed_kinds(scheme: Scheme) -> tuple[str, ...]:
 
 
 def _compressed_unusable(scheme: Scheme) -> str:
-    """A checkpoint of INT4 with zero points: llm-compressor 0.14 writes it, and transformers 5.23 raises on loading it."""
+    """Weights with zero points: the checkpoint that llm-compressor writes does not load."""
     if scheme.weight.rule != "asymmetric":
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Gradients of the model's own backward pass, in FP64: an autograd.Function has a backward that no recording shows."""
+"""Gradients of the model's own backward pass: an autograd.Function has a backward that no recording shows."""
 
 from __future__ import annotations
 
@@ -33,24 +33,17 @@ class OwnBackward:
     failure: str | None = None
 
 
-def run_backward(model: nn.Module, batch: Batch, seed: int, draws: bool) -> OwnBackward:
-    """Run the model's own forward and backward pass in FP64, or as it is stored if it does not run in FP64.
-
-    draws: whether the run draws random numbers, which would be others in FP64. The model is restored.
-    """
+def run_backward(model: nn.Module, batch: Batch, seed: int, dtype: torch.dtype | None) -> OwnBackward:
+    """Run the model's own forward and backward pass, stored in `dtype` or, for None, as it is. The model is restored."""
     found = OwnBackward()
-    for dtype in [None] if draws else [torch.float64, None]:
-        found = OwnBackward()
-        stored = nullcontext() if dtype is None else stored_in(model, dtype)
-        given = batch if dtype is None else lowered_batch(batch, dtype)
-        try:
-            with stored:
-                _differentiate(found, model, given, seed)
-        except Exception as error:
-            let_through(error)
-            found.failure = describe(error)
-        else:
-            return found
+    stored = nullcontext() if dtype is None else stored_in(model, dtype)
+    given = batch if dtype is None else lowered_batch(batch, dtype)
+    try:
+        with stored:
+            _differentiate(found, model, given, seed)
+    except Exception as error:
+        let_through(error)
+        found.failure = describe(error)
     return found
 
 

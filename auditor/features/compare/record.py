@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -37,7 +37,15 @@ from ...numerics.nodes import arguments_with_defaults, overload_of, row_of, tens
 from ...records import Batch, Capture, Subject
 from .fingerprint import Fingerprint, deviation, distance, fingerprint, project, reordered, sketch
 from .own import OwnBackward, run_backward
-from .recording import OWN_GRADIENT, OWN_GRADIENT_LOW, Output, Recording, Value, limit_inner
+from .recording import (
+    OWN_GRADIENT,
+    OWN_GRADIENT_LOW,
+    OWN_GRADIENT_STORED,
+    Output,
+    Recording,
+    Value,
+    limit_inner,
+)
 from .replay import InDouble, double_by_default
 
 LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "numpy")
@@ -149,7 +157,8 @@ def _record_batch(
         if measured.flips:
             measured.replay_with_decisions()
     if gradients and backward_failed is None:
-        measured.compare_with_own(_own_backward(subject, batch, seed, run))
+        draws = any(isinstance(n.target, PinnedDraw) for n in run.capture.graph_module.graph.nodes)
+        measured.compare_with_own(partial(run_backward, subject.model, batch, seed), draws)
     values = {n.name: measured.value_of(n) for n in run.capture.graph_module.graph.nodes if n.name in measured.prints}
     values = limit_inner(values)
     named = zip(run.outputs.names, run.capture.outputs, measured.outputs, run.outputs, strict=True)
@@ -162,12 +171,6 @@ def _record_batch(
         not_compared=tuple(_not_compared(run, measured, values, backward_failed)),
         own_backwards=measured.own.functions,
     )
-
-
-def _own_backward(subject: Subject, batch: Batch, seed: int, run: _Run) -> OwnBackward:
-    """The model's own backward pass."""
-    draws = any(isinstance(n.target, PinnedDraw) for n in run.capture.graph_module.graph.nodes)
-    return run_backward(subject.model, batch, seed, draws)
 
 
 def _output(name: str, value: str, wide: torch.Tensor, run: torch.Tensor) -> Output:
@@ -344,15 +347,32 @@ class _Measured:
             real = [x.real for x in projected]
             torch.autograd.grad(torch.stack(real).sum(), self.semantics.leaves, allow_unused=True)
 
-    def compare_with_own(self, own: OwnBackward) -> None:
-        """Use the gradients of the model's own backward pass where the recorded operations have others."""
-        self.own = own
-        if own.failure is not None:
+    def compare_with_own(self, run: Callable[[torch.dtype | None], OwnBackward], draws: bool) -> None:
+        """Use the gradients of the model's own backward pass where the recorded operations have others.
+
+        run: runs that pass in a dtype; in FP64 only if the gradients of the model as it is stored are others by more
+        than rounding. draws: whether the run draws random numbers, which would be others in FP64.
+        """
+        self.own = run(None)
+        tolerance = OWN_GRADIENT_STORED
+        if not self._unlike(tolerance) and self.own.failure is None:
             return
-        found = {name: fingerprint(gradient) for name, gradient in own.gradients.items()}
-        largest = max((print.second / max(print.count, 1) for print in found.values()), default=0.0)
+        wide = OwnBackward(failure="not run") if draws else run(torch.float64)
+        if wide.failure is None:
+            self.own = wide
+            tolerance = OWN_GRADIENT
         dtypes = {x.dtype for value in self.run.actual.values() for x in tensors_in(value)}
-        tolerance = OWN_GRADIENT_LOW if any(map(is_low, dtypes)) else OWN_GRADIENT
+        if any(map(is_low, dtypes)):
+            tolerance = OWN_GRADIENT_LOW
+        for name, print in self._unlike(tolerance).items():
+            self.gradients[name] = {0: print}
+            self.own_gradients.add(name)
+
+    def _unlike(self, tolerance: float) -> dict[str, Fingerprint]:
+        """{parameter: its gradient in the model's own backward pass, if the recorded operations have another}."""
+        found = {name: fingerprint(gradient) for name, gradient in self.own.gradients.items()}
+        largest = max((print.second / max(print.count, 1) for print in found.values()), default=0.0)
+        result = dict[str, Fingerprint]()
         for place in self.run.capture.placeholders:
             theirs = found.get(place.fqn or "")
             if place.kind != "parameter" or theirs is None:
@@ -360,8 +380,8 @@ class _Measured:
             ours = self.gradients.get(place.name, {}).get(0) or _zero_like(theirs)
             is_zero = max(ours.second, theirs.second) / max(theirs.count, 1) <= tolerance**2 * largest
             if not is_zero and distance(ours, theirs, ordered=True) > tolerance:
-                self.gradients[place.name] = {0: theirs}
-                self.own_gradients.add(place.name)
+                result[place.name] = theirs
+        return result
 
     def replay_with_decisions(self) -> None:
         """Replay with the decisions of the run: the errors are then those of the continuous part."""

@@ -17,8 +17,8 @@ KIND = "recording of a run"
 VERSION = 1
 PRINTS_INSIDE = 3
 """Maximum number of fingerprints inside operations for each value of a recording, on average."""
-OWN_GRADIENT, OWN_GRADIENT_LOW = 1e-4, 0.1
-"""Tolerances of gradients of the model's own backward pass, in FP32 runs and in runs with low precision."""
+OWN_GRADIENT, OWN_GRADIENT_STORED, OWN_GRADIENT_LOW = 1e-4, 1e-3, 0.1
+"""Tolerances of gradients of the model's own backward pass: in FP64, in FP32, and of runs with low precision."""
 STORED = ("parameter", "buffer", "constant")
 """Kinds of values that are not computed in the run."""
 
@@ -141,7 +141,7 @@ class Recording:
         The model's code may cast to FP32, or to a low precision, which rounds in its own backward pass alone.
         """
         is_low = any(value.dtype in ("float16", "bfloat16") for value in self.values.values())
-        return OWN_GRADIENT_LOW if is_low else OWN_GRADIENT
+        return OWN_GRADIENT_LOW if is_low else OWN_GRADIENT_STORED
 
     @property
     def inputs(self) -> list[Value]:
