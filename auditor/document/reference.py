@@ -77,7 +77,10 @@ def with_tables(page: str) -> str:
     result = objects()
     missing = result.keys() - {match["name"] for match in _TABLE.finditer(page)}
     if missing:
-        raise ValueError(f"the page needs `<!-- fields: NAME -->` and a table for {', '.join(sorted(missing))}")
+        raise ValueError(
+            f"docs/plan-json.md lacks {', '.join(sorted(missing))}: add a heading for each, then the lines "
+            "`<!-- fields: NAME -->` and `<!-- end of fields -->`, between which the table is written"
+        )
     return _TABLE.sub(lambda match: match["start"] + _table(result[match["name"]]) + match["end"], page)
 
 

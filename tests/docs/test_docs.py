@@ -18,6 +18,7 @@ from auditor.api import audit
 from auditor.cli import VERBS, parser
 from auditor.document.codec import texts
 from auditor.document.reference import main as write_reference
+from auditor.document.reference import with_tables
 from auditor.report import model_explorer
 from auditor.rulebook.explain import pages
 from auditor.rulebook.facts import EACH
@@ -312,6 +313,11 @@ def test_every_field_is_described_and_none_is_stale(root, schemas):
         for part in (schema, *schema["$defs"].values()):
             fields |= set(part["properties"])
     assert described == fields
+
+
+def test_a_record_without_a_table_is_told_where_to_add_it():
+    with pytest.raises(ValueError, match=r"docs/plan-json\.md lacks .*Finding.*: add a heading for each"):
+        with_tables("# A page without tables")
 
 
 def test_all_are_as_generated(tmp_path):
