@@ -128,4 +128,4 @@ class Buffers:
 
 def has_no_entries(x: torch.Tensor) -> bool:
     """Whether a tensor is empty, or of a lazy module that has not run yet."""
-    return isinstance(x, nn.parameter.UninitializedTensorMixin) or not x.numel()
+    return isinstance(x, nn.UninitializedParameter | nn.UninitializedBuffer) or not x.numel()

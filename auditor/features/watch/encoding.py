@@ -234,7 +234,7 @@ def _named(kind: type[Any], items: list[Any]) -> Any:
     return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
-def _mapping(kind: type[Any], pairs: Mapping[Any, Any]) -> Any:
+def _mapping(kind: Any, pairs: Mapping[Any, Any]) -> Any:
     return kind(pairs) if issubclass(kind, Mapping) else pairs
 
 

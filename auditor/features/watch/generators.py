@@ -47,7 +47,7 @@ class _NumpyState:
 
     def _read(self) -> bytes:
         """The generator's words and its position in them; no bytes if it is not the default one, MT19937."""
-        generator = getattr(np.random, "get_bit_generator", lambda: None)()
+        generator: Any = getattr(np.random, "get_bit_generator", lambda: None)()
         if type(generator).__name__ != "MT19937":
             return b""
         return ctypes.string_at(generator.ctypes.state_address, WORDS)

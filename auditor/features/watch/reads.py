@@ -59,7 +59,7 @@ def places_read(step: Callable[..., Any] | None) -> list[Place]:
     seen = set[CodeType]()
     for function in waiting:  # grows
         function = _bare(function)
-        code = getattr(function, "__code__", None)
+        code: Any = getattr(function, "__code__", None)
         is_known = code is None or code in seen or len(seen) >= FUNCTIONS
         if is_known or (seen and not is_users(code.co_filename)):
             continue

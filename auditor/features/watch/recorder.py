@@ -240,6 +240,8 @@ class Recorder:
     def hear_backward(self, roots: Any) -> None:
         """A backward pass begins at these tensors."""
         group = self._group
+        scaled: Any
+        loss: Any
         scaled, loss = group.scaled or (None, None)
         for root in roots if isinstance(roots, list | tuple) else [roots]:
             if isinstance(root, torch.Tensor) and root.numel() == 1:
