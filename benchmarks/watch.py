@@ -127,11 +127,14 @@ def live_bytes(kind: Callable[[], nn.Module], batch: Callable[[int], Any], folde
     """Bytes of all tensors that are alive after ten steps, whose last batch is no longer used."""
     gc.collect()
     before = _live()
-    step, _recorder = make(kind, folder)
+    step, recorder = make(kind, folder)
     for i in range(10):
         step(*batch(i))
     gc.collect()
-    return _live() - before
+    bytes = _live() - before
+    if recorder is not None:
+        recorder.close()
+    return bytes
 
 
 def _live() -> int:
@@ -159,7 +162,8 @@ def measure(name: str, folder: str) -> str:
     for repeat in range(REPEATS):
         times.append(cpu_times(bare, watched, batch, 100 * repeat))
         control.append(cpu_times(bare, other, batch, 100 * repeat))
-    assert not recorder._is_off
+    assert not recorder.is_off
+    recorder.close()
     ratios = sorted(second / first for first, second in times)
     noise = statistics.median(second / first for first, second in control)
     milliseconds = 1000 * statistics.median(one for one, _ in times)

@@ -53,7 +53,10 @@ class StepRunner:
     optimizers: {id: optimizer}. trained: {parameter: number of its group}. root: the module with these parameters, or a
     container. scalers: the user's GradScalers. own_regions: whether the step opens autocast regions. low_regions: the
     low-precision dtypes of these. recipe: the one under which this process runs now; result: of the run's recipe.
+    calls_closures_once: whether an optimizer's first call of its closure is enough, as for a step whose gradients fail.
     """
+
+    calls_closures_once = False
 
     def __init__(self, step: Callable[..., Any], optimizers: dict[int, Optimizer]) -> None:
         self._step, self.optimizers = step, optimizers
@@ -293,7 +296,7 @@ class StepRunner:
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
             raise bad_step(f"the step creates its own {kind}, or calls it only in later steps: {advice}")
-        if isinstance(optimizer, torch.optim.LBFGS):
+        if isinstance(optimizer, torch.optim.LBFGS) and not self.calls_closures_once:
             said = f"{kind} ({self._observer.line()}) calls its closure a number of times that rounding changes"
             raise bad_step(f"{said}: rehearse another optimizer")
         call_once = _with_closures_called(args, kwargs)

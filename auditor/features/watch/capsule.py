@@ -7,10 +7,10 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 
 from ...errors import LoadError
 from ...records.written import plain, revive
+from .encoding import decode, encode
 
 VERSION = 1
 """Version of the format."""
@@ -47,11 +48,11 @@ class About:
     """What capsule.json says of a step.
 
     kind, text: of the trigger. step: number of the user's step, from 0. rank, world: of the process, and the number of
-    processes. updated: numbers of the optimizers that had updated their weights before the trigger, in this step.
+    processes. order: number of the recorder in its process. updated: numbers of the optimizers that had updated their weights before the trigger, in this step.
     scalers: state of each GradScaler. groups: for each optimizer its parameter groups, without parameters. autocast:
     {device: dtype} of the regions around the model. is_whole_step: whether the batches are arguments of the user's
     step, not of the model. evaluated: paths of modules in evaluation mode. trained: names of parameters that require
-    gradients. changed: entries of the batch that were written after the step began. sharded: names of weights of
+    gradients. changed: numbers of the calls whose batch was written to after they began. sharded: names of weights of
     which this rank has a part. signals: of the last steps. update: the user's line that called the optimizer.
     """
 
@@ -60,6 +61,7 @@ class About:
     step: int
     rank: int = 0
     world: int = 1
+    order: int = 0
     updated: tuple[int, ...] = ()
     scale: float | None = None
     loss: float | None = None
@@ -100,7 +102,9 @@ class Call:
 class Capsule:
     """A training step before its update. weights, buffers: by name, on the CPU; buffers as before the first call.
     frozen: {name: (file, SHA-256)} of weights that are not saved. states: of the optimizers, None where not saved.
-    calls: of the step since the last update. previous: batches of earlier steps, the last one last."""
+    calls: of the step since the last update. previous: batches of earlier steps, the last one last. beside: {variable:
+    {name: value}} of other modules that the step reads, such as a criterion or a teacher. others: {optimizer.parameter:
+    value} of parameters of the optimizers, by their numbers, that belong to none of these modules."""
 
     about: About
     weights: Mapping[str, torch.Tensor]
@@ -109,6 +113,8 @@ class Capsule:
     states: tuple[Any, ...]
     calls: tuple[Call, ...]
     previous: tuple[Any, ...] = ()
+    beside: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    others: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def write(capsule: Capsule, folder: Path, name: str) -> Path:
@@ -126,11 +132,13 @@ def write(capsule: Capsule, folder: Path, name: str) -> Path:
                     "batch": encode(one.batch),
                     "generators": encode(dict(one.generators)),
                     "draws": encode(one.draws),
-                    "variables": dict(one.variables),
+                    "variables": encode(dict(one.variables)),
                 }
                 for one in capsule.calls
             ],
             "previous": encode(list(capsule.previous)),
+            "beside": {name: dict(values) for name, values in capsule.beside.items()},
+            "others": dict(capsule.others),
         }
         with (draft / STATE).open("wb") as file:
             torch.save(state, file)
@@ -180,26 +188,32 @@ def read(folder: Path) -> Capsule:
     about = read_about(folder)
     try:
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+        script = Path(about.command[0]).name if about.command else ""
+        decoded = partial(decode, script=script)
+        calls = [_call(one, decoded) for one in state["calls"]]
         return Capsule(
-            about,
-            state["weights"],
-            state["buffers"],
-            {name: (file, digest) for name, (file, digest) in state["frozen"].items()},
-            tuple(decode(state["states"])),
-            tuple(
-                Call(
-                    decode(one["batch"]),
-                    decode(one["generators"]),
-                    tuple(decode(one["draws"])),
-                    one.get("variables", {}),
-                )
-                for one in state["calls"]
-            ),
-            tuple(decode(state["previous"])),
+            about=about,
+            weights=state["weights"],
+            buffers=state["buffers"],
+            frozen={name: (file, digest) for name, (file, digest) in state["frozen"].items()},
+            states=tuple(decoded(state["states"])),
+            calls=tuple(calls),
+            previous=tuple(decoded(state["previous"])),
+            beside=state.get("beside", {}),
+            others=state.get("others", {}),
         )
     except Exception as error:
         said = f"{folder / STATE} cannot be read ({type(error).__name__}): copy the whole capsule again"
         raise LoadError(said, "bad-capsule") from error
+
+
+def _call(data: Mapping[str, Any], decoded: Callable[[Any], Any]) -> Call:
+    return Call(
+        batch=decoded(data["batch"]),
+        generators=decoded(data["generators"]),
+        draws=tuple(decoded(data["draws"])),
+        variables=decoded(data.get("variables", {})),
+    )
 
 
 def _about(data: Mapping[str, Any]) -> About:
@@ -229,142 +243,6 @@ def digest_of(x: torch.Tensor) -> str:
     """The SHA-256 of a tensor's entries, of any dtype."""
     data = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(data.numpy().tobytes()).hexdigest()
-
-
-# What a file may contain that loads with `weights_only=True`: tensors, numbers, texts, lists and dicts. Other values
-# become a dict with the key _KIND.
-
-_KIND = "__auditor__"
-_PLAIN = (bool, int, float, str, bytes, complex, type(None))
-
-
-def encode(value: Any) -> Any:
-    """Convert a batch, or another value, to one that `torch.load(weights_only=True)` accepts; tensors go to the CPU.
-
-    What cannot be converted becomes its `repr`, see `decode`.
-    """
-    if isinstance(value, torch.Tensor):
-        return _host(value)
-    if type(value) in _PLAIN or isinstance(value, torch.dtype):
-        return value
-    if type(value) is list:
-        return [encode(item) for item in value]
-    if type(value) is tuple:
-        return {_KIND: "tuple", "items": [encode(item) for item in value]}
-    kind = {"module": type(value).__module__, "name": type(value).__qualname__}
-    if isinstance(value, tuple):
-        return {_KIND: "named", **kind, "items": [encode(item) for item in value]}
-    if isinstance(value, Mapping):
-        pairs = [[encode(key), encode(item)] for key, item in value.items()]
-        return {_KIND: "mapping", **kind, "pairs": pairs}
-    if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-        return _encode_numpy(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        pairs = [[one.name, encode(getattr(value, one.name))] for one in dataclasses.fields(value)]
-        return {_KIND: "dataclass", **kind, "pairs": pairs}
-    if isinstance(value, torch.device):
-        return {_KIND: "device", "text": str(value)}
-    if isinstance(value, (set, frozenset)):
-        return {_KIND: "set", "items": [encode(item) for item in value]}
-    if isinstance(value, (int, float, str)):  # subclasses, such as enums
-        return next(base(value) for base in (int, float, str) if isinstance(value, base))
-    members = _members(value)
-    if members is not None:
-        return {_KIND: "object", **kind, "pairs": [[name, encode(item)] for name, item in members.items()]}
-    return {_KIND: "unknown", **kind, "text": repr(value)[:200]}
-
-
-def _members(value: Any) -> dict[str, Any] | None:
-    """The attributes of a plain object that holds tensors, such as a batch of graphs; None for another object."""
-    members = getattr(value, "__dict__", None)
-    if callable(value) or not isinstance(members, dict):
-        return None
-    return members if any(isinstance(x, torch.Tensor | Mapping | list) for x in members.values()) else None
-
-
-def _encode_numpy(value: Any) -> Any:
-    try:
-        return {_KIND: "numpy", "array": torch.from_numpy(value.copy()), "scalar": False}
-    except (TypeError, AttributeError):
-        return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value.tolist()
-
-
-def _host(x: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU as a plain tensor: of a sharded one this rank's part, and never a view of a larger storage."""
-    x = local(x).detach()
-    if type(x) is not torch.Tensor:
-        x = x.as_subclass(torch.Tensor)
-    return x.cpu().clone() if x.layout is torch.strided else x.cpu()
-
-
-def local(x: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor, without communication; another tensor as it is."""
-    to_local = getattr(x, "to_local", None)
-    return to_local() if callable(to_local) else x
-
-
-def decode(value: Any) -> Any:
-    """The inverse of `encode`. Types of the user become themselves if their modules are imported, else dicts and tuples;
-    a value that was not saved becomes a `NotSaved`."""
-    if isinstance(value, list):
-        return [decode(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    match value.get(_KIND):
-        case "tuple":
-            return tuple(decode(item) for item in value["items"])
-        case "set":
-            return {decode(item) for item in value["items"]}
-        case "named":
-            items = [decode(item) for item in value["items"]]
-            return _made(value, lambda kind: _named(kind, items), tuple(items))
-        case "mapping":
-            pairs = {decode(key): decode(item) for key, item in value["pairs"]}
-            return _made(value, lambda kind: kind(pairs) if issubclass(kind, Mapping) else pairs, pairs)
-        case "dataclass" | "object":
-            members = {name: decode(item) for name, item in value["pairs"]}
-            return _made(value, lambda kind: _with_members(kind, members), members)
-        case "numpy":
-            return value["array"].numpy()
-        case "device":
-            return torch.device("cpu")
-        case "unknown":
-            return NotSaved(value["text"])
-    return value
-
-
-@dataclass(frozen=True)
-class NotSaved:
-    """Stands for a value of a batch that a capsule cannot contain."""
-
-    text: str
-
-
-def _made(value: Mapping[str, Any], make: Callable[[Any], Any], otherwise: Any) -> Any:
-    """An object of the type that a value was encoded from, if the user's code has imported it."""
-    kind: Any = sys.modules.get(value["module"])
-    for name in value["name"].split("."):
-        kind = getattr(kind, name, None)
-    if not isinstance(kind, type):
-        return otherwise
-    try:
-        return make(kind)
-    except Exception:
-        return otherwise
-
-
-def _named(kind: type[Any], items: list[Any]) -> Any:
-    """A named tuple, or another subclass of tuple, such as `torch.Size`."""
-    if not issubclass(kind, tuple):
-        return tuple(items)
-    return kind(*items) if hasattr(kind, "_fields") else kind(items)
-
-
-def _with_members(kind: type[Any], members: Mapping[str, Any]) -> Any:
-    made = object.__new__(kind)
-    for name, item in members.items():
-        object.__setattr__(made, name, item)
-    return made
 
 
 def _flush(file: Any) -> None:

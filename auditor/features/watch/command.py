@@ -13,6 +13,7 @@ from ...errors import LoadError
 from ...progress.shown import Display
 from ...records import folder
 from ...settings import Option
+from .capsule import About
 
 
 class Replay(WithTarget):
@@ -44,8 +45,10 @@ class Replay(WithTarget):
         from .replay import replay
 
         about = files.read_about(self.capsule)
-        text = self.target or _target_of(about)
+        text = self.target or _target_of(about, self.capsule)
         target = parse(text)
+        if not target.words and target.path is not None:
+            target = replace(target, words=_words_of(about, target.path))
         directory = self.out or Path("audits") / f"{self.capsule.resolve().name}-replay"
         folder.check_directory(directory)
         with user_code(target, self.seed), written_as_meant(), scaled_as_on_cuda(), inert_recorders() as recorders:
@@ -66,24 +69,31 @@ class Replay(WithTarget):
         say(to_terminal(page.overview(result)) + f"Report   {written[-1]}\nFiles    {written[0]}\n")
 
 
-def _target_of(about: Any) -> str:
+def _target_of(about: About, capsule: Path) -> str:
     """The step that a capsule names. Raises: LoadError(slug="bad-capsule") without one that exists here."""
     advice = "name the training step, as in: replay CAPSULE train.py:step"
     if about.code is None:
         raise LoadError(f"the capsule does not name a training step: {advice}", "bad-capsule")
-    text: str = about.code.target
-    if not text:
+    if not about.code.target:
         said = f"the step {about.code.name} is defined inside another function, and cannot be imported"
         raise LoadError(
             f"{said}: move it to the top of its file, or name a function that returns it, as in train.py:build()",
             "bad-capsule",
         )
-    here = Path(about.code.file).name
-    if not Path(about.code.file).is_file() and Path(here).is_file():  # copied to another machine, beside the capsule
-        return f"{here}:{about.code.name}"
-    if not Path(about.code.file).is_file():
-        raise LoadError(f"{about.code.file}, which contains the step, does not exist here: {advice}", "bad-capsule")
-    return text
+    own = Path(about.code.file)
+    folder = capsule.resolve().parent
+    places = (own, Path(own.name), folder / own.name, folder.parent / own.name)  # on another machine, near the capsule
+    found = next((one for one in places if one.is_file()), None)
+    if found is None:
+        raise LoadError(f"{own}, which contains the step, does not exist here: {advice}", "bad-capsule")
+    return f"{found}:{about.code.name}"
+
+
+def _words_of(about: About, file: Path) -> tuple[str, ...]:
+    """The command-line arguments that the training gave to the same script."""
+    command = about.command
+    is_same = bool(command) and Path(command[0]).name == file.name
+    return tuple(command[1:]) if is_same else ()
 
 
 VERBS = (Replay,)

@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from .reads import Place
+
 Own = Mapping[str, Any]
 """{name: generator} of the user's code, such as `rng` of the step's file or `encoder.rng` of the model."""
+WORDS = 4 * (624 + 1)
+"""Bytes of MT19937: 624 words, and the position in them."""
 
 
 def state_of_process() -> dict[str, Any]:
     """States of the generators of Python, NumPy and torch, and of torch on every GPU that is in use."""
-    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-    if is_on_gpu() and not torch.cuda.is_current_stream_capturing():
+    state = {"python": random.getstate(), "numpy": _numpy.state(), "torch": torch.get_rng_state()}
+    if is_on_gpu():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
+
+
+class _NumpyState:
+    """The state of NumPy's own generator. To read it takes as long as ten operations of torch, so that it is read again
+    only if its bytes have changed."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._state: Any = None
+
+    def state(self) -> Any:
+        """As `numpy.random.get_state()`."""
+        now = self._read()
+        # The second number of a pair of normal numbers is kept outside the bytes: such a state is read each time.
+        is_known = self._state is not None and now == self._bytes and bool(now) and not self._state[3]
+        if not is_known:
+            self._state = np.random.get_state()
+            self._bytes = now
+        return self._state
+
+    def _read(self) -> bytes:
+        """The generator's words and its position in them; no bytes if it is not the default one, MT19937."""
+        generator: Any = getattr(np.random, "get_bit_generator", lambda: None)()
+        if type(generator).__name__ != "MT19937":
+            return b""
+        return ctypes.string_at(generator.ctypes.state_address, WORDS)
+
+
+_numpy = _NumpyState()
 
 
 def is_on_gpu() -> bool:
@@ -34,9 +68,9 @@ def restore(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
 
 
-def own_generators(step: Callable[..., Any] | None, model: nn.Module) -> dict[str, Any]:
+def own_generators(places: Sequence[Place], model: nn.Module) -> dict[str, Any]:
     """The generators that the step's function reads by name, and those that are attributes of modules."""
-    found = {name: value for name, value in _names_of(step) if _is_generator(value)}
+    found = {place.name: place.get() for place in places if _is_generator(place.get())}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if _is_generator(value):
@@ -63,20 +97,6 @@ def restore_own(own: Own, states: Mapping[str, Any]) -> None:
             generator.set_state(state)
         elif isinstance(generator, random.Random):
             generator.setstate(state)
-
-
-def _names_of(step: Callable[..., Any] | None) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the global names and of the outer variables that the step's function reads."""
-    code = getattr(step, "__code__", None)
-    if code is None:
-        return
-    scope = getattr(step, "__globals__", {})
-    yield from ((name, scope[name]) for name in code.co_names if name in scope)
-    for name, cell in zip(code.co_freevars, getattr(step, "__closure__", None) or (), strict=False):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
 
 
 def _is_generator(value: Any) -> bool:

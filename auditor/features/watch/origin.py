@@ -19,14 +19,8 @@ from ...isolation.tensors import plain_torch
 from ...numerics.entries import all_finite, entries, is_number, tensors_in
 from ...numerics.formats import is_low
 from ...training.blame import NO_PASS, Trail, describe_operation
+from .causes import backward_cause, cause_of
 
-DIVISIONS = ("div", "true_divide", "reciprocal", "rsqrt", "remainder", "fmod")
-LOGARITHMS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "digamma", "lgamma")
-ROOTS = ("sqrt", "rsqrt")
-DOMAINS = ("asin", "acos", "acosh", "atanh", "erfinv")
-EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "logcumsumexp")
-INFINITE_SLOPE = ("sqrt", "norm", "linalg_vector_norm", "cdist", "pow", "std", "var", "acos", "asin", "frobenius_norm")
-"""Operations whose derivative is infinite, or not a number, at 0 or at the border of their domain."""
 NODES = 64
 """Number of autograd nodes of one operation that are watched."""
 FLUSHED = 0.5
@@ -88,7 +82,7 @@ class OriginTrail(Trail):
             name = getattr(op, "_opname", str(op))
             place = line_of(Place(frame.f_code.co_filename, frame.f_lineno))
             words = f"{name} in {self._functions[frame.f_code]}.backward ({place})"
-            self._by_hand = Origin(words, self._module(), _cause(op, args, inputs, broken))
+            self._by_hand = Origin(words, self._module(), cause_of(op, args, inputs, broken))
 
     def _trace(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note the origin of a result that is not finite."""
@@ -103,9 +97,9 @@ class OriginTrail(Trail):
         origin = inherited
         if inherited is None or (inherited.is_meant and has_nan):
             is_meant = not has_nan and _writes_infinity(op, args, kwargs, inputs)
-            origin = Origin(words, module, _cause(op, args, inputs, broken), is_meant)
+            origin = Origin(words, module, cause_of(op, args, inputs, broken), is_meant)
         assert origin is not None
-        self.causes.setdefault(words, _cause(op, args, inputs, broken))
+        self.causes.setdefault(words, cause_of(op, args, inputs, broken))
         for x in broken:
             self._known[id(x)] = x, origin
         if not origin.is_meant:
@@ -114,8 +108,13 @@ class OriginTrail(Trail):
                 self.nan = origin
 
     def _inherited(self, inputs: list[torch.Tensor]) -> Origin | None:
-        """The origin of Inf or NaN in the arguments; of one that the user's code does not mean, if there is one."""
-        known = [self._known[id(x)][1] for x in inputs if id(x) in self._known and not all_finite(x)]
+        """The origin of Inf or NaN in the arguments; of one that the user's code does not mean, if there is one. NaN of
+        unknown origin, such as in a gradient, is that of the first NaN of the step."""
+        broken = [x for x in inputs if not all_finite(x)]
+        known = [self._known[id(x)][1] for x in broken if id(x) in self._known]
+        unknown = [x for x in broken if id(x) not in self._known]
+        if any(bool(entries(x).isnan().any()) for x in unknown) and self.nan is not None:
+            known.append(self.nan)
         return next((one for one in known if not one.is_meant), known[0] if known else None)
 
     def _watch_backward(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -160,7 +159,7 @@ class OriginTrail(Trail):
                 self._note_underflow(words, module, given, made)
             elif self.backward is None:
                 broken = next(x for x in made if not all_finite(x))
-                cause = _backward_cause(name, node, broken)
+                cause = backward_cause(name, broken)
                 self.backward = self._by_hand or Origin(f"the backward pass of {words}", module, cause)
 
     def _note_underflow(self, words: str, module: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
@@ -196,61 +195,3 @@ def _flat(args: Any) -> list[Any]:
     for x in args:
         result += _flat(x) if isinstance(x, list | tuple) else [x]
     return result
-
-
-def _cause(op: Any, args: Any, inputs: list[torch.Tensor], broken: list[torch.Tensor]) -> str:
-    """Why a result is not finite, in words."""
-    name = str(getattr(op, "_opname", op)).strip("_").removesuffix("_")
-    bad = [x for x in inputs if not all_finite(x)]
-    if bad:
-        if any(bool(entries(x).isnan().any()) for x in bad):
-            return "an argument is NaN already"
-        has_nan = any(bool(entries(x).isnan().any()) for x in broken)
-        if "softmax" in name and has_nan:
-            return "all entries of a row are -Inf"
-        return "Inf minus Inf, Inf / Inf or 0 times Inf" if has_nan else "an argument is Inf already"
-    divisor = args[1] if len(args) > 1 and name in DIVISIONS[:2] + DIVISIONS[-2:] else args[0] if args else None
-    if name in DIVISIONS and _has(divisor, lambda x: x == 0):
-        return "division by zero"
-    if name in ROOTS and _has(args[0], lambda x: x < 0):
-        return "square root of a negative number"
-    if name in LOGARITHMS and _has(args[0], lambda x: x < 0):
-        return "logarithm of a negative number"
-    if name in LOGARITHMS and _has(args[0], lambda x: x == 0):
-        return "logarithm of zero"
-    if name == "pow" and _has(args[0], lambda x: x == 0):
-        return "zero to a negative power"
-    if name == "pow" and _has(args[0], lambda x: x < 0):
-        return "power of a negative number"
-    if name in DOMAINS:
-        return "argument at or beyond the border of the domain"
-    dtype = broken[0].dtype
-    if is_low(dtype) or name in EXPONENTIALS or any(bool(entries(x).isinf().any()) for x in broken):
-        return f"overflow: a value exceeds {torch.finfo(dtype).max:.5g}, the largest of {_named(dtype)}"
-    return "the result is not a number"
-
-
-def _backward_cause(name: str, node: Any, broken: torch.Tensor) -> str:
-    name = name.strip("_").removesuffix("_")
-    has_nan = bool(entries(broken).isnan().any())
-    if not has_nan and is_low(broken.dtype):
-        return (
-            f"overflow: a gradient exceeds {torch.finfo(broken.dtype).max:.5g}, the largest of {_named(broken.dtype)}"
-        )
-    if name in INFINITE_SLOPE:
-        return "the derivative is infinite there, usually at 0"
-    if name in (*DIVISIONS, *LOGARITHMS):
-        return "division by zero in the derivative"
-    return "0 times Inf, or Inf minus Inf, in the derivative" if has_nan else "overflow in the derivative"
-
-
-def _has(x: Any, test: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    if isinstance(x, int | float):
-        x = torch.tensor(float(x))
-    if not isinstance(x, torch.Tensor) or x.dtype is torch.bool or x.device.type == "meta":
-        return False
-    return bool(test(entries(x)).any())
-
-
-def _named(dtype: torch.dtype) -> str:
-    return {torch.float16: "FP16", torch.bfloat16: "BF16", torch.float32: "FP32"}.get(dtype, str(dtype))

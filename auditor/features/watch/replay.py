@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,35 +10,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-from torch.utils import _pytree as pytree
-
-from ...errors import AuditorError, LoadError, let_through
-from ...numerics.entries import entries, is_number
+from ...errors import AuditorError, let_through
 from ...numerics.formats import label
 from ...records import Progress
 from ...training.step import LOSS
 from ..rehearsal.forked import call_forked
-from ..rehearsal.loops import LightningStep, TrainerStep, as_step
+from ..rehearsal.loops import as_step
 from ..rehearsal.rehearse import problems_of, recipe_as_written
 from ..rehearsal.result import AS_WRITTEN, FP32, Recipe, RecipeProblem, RecipeRun, StepFinding
 from . import capsule as files
 from .capsule import About, Capsule
+from .facts import broken_batch, broken_weights, facts_of
+from .objects import objects_of, optimizers_of, set_optimizers, with_all_ranks
 from .plan import plan_of
+from .reads import places_read
 from .recorder import Recorder
 from .result import Culprit, Outcome, Replay
 from .session import CAUSE, ReplaySession, zero_share
 from .signals import LOST
 from .steps import CapsuleStep
-from .weights import fits, load_weights, merge, plain_name
+from .watched import modules_beside
+from .weights import load_beside, load_weights
 
 FIRST_SCALE = 65536.0
 """GradScaler's default."""
 CLOSE = 0.02
 """Largest relative difference of the replayed loss from the recorded one that counts as reproduced."""
-LARGER = 10.0
-"""Factor by which the values of a batch exceed those of the batches before it, from which the replay says so."""
 SHOWN_BY_ONE = ("updates-lost", "second-moment-zero", "sums-rounded")
 """Kinds of problems of a rehearsal that one step shows, and that a replay does not say in its own words."""
 SPIKES = ("loss-spike", "gradient-spike")
@@ -66,12 +62,13 @@ def replay(
     about = capsule.about
     tell = progress or (lambda *_: None)
     loop, _ = as_step(target, 1)  # a LightningModule's or a Trainer's own step; else the target itself
-    model, optimizers, scalers = _objects(capsule, recorders, loop)
+    model, optimizers, scalers = objects_of(capsule, recorders, loop)
     load_weights(capsule, model)
     step = CapsuleStep(capsule, loop, model)
     if not optimizers:
-        optimizers = _optimizers_of(model)
-    _set_optimizers(capsule, optimizers)
+        optimizers = optimizers_of(model)
+    load_beside(capsule, modules_beside(places_read(loop), model), optimizers)
+    set_optimizers(capsule, optimizers)
     step.optimizers = optimizers
     finished = {id(optimizers[i]) for i in about.updated if i < len(optimizers)}
     session = ReplaySession(step, capsule, scalers, finished)
@@ -116,99 +113,11 @@ def replay(
         culprit=culprit,
         fails_in_fp32=fails_in_fp32,
         findings=findings,
-        facts=tuple(_facts(capsule)),
+        facts=tuple(facts_of(capsule, loop)),
         repair=repair,
         advice=_advice(capsule, culprit, findings, repair, outcomes, fails_in_fp32),
         plan=_scopes(runs[repair].recipe) if repair else {},
     )
-
-
-# The user's objects.
-
-
-def with_all_ranks(folder: Path, capsule: Capsule) -> Capsule:
-    """The capsule with whole weights: sharded ones are put together from the capsules of all ranks.
-
-    Raises: LoadError(slug="bad-capsule") if the capsule of a rank is missing.
-    """
-    about = capsule.about
-    if not about.sharded:
-        return capsule
-    parts = []
-    for rank in range(about.world):
-        beside = sorted(folder.resolve().parent.glob(f"step-{about.step:06d}-*-rank{rank}"))
-        if not beside:
-            said = f"{folder} has only a part of the weights, and no capsule of rank {rank} lies beside it"
-            raise LoadError(f"{said}: copy the capsules of all {about.world} ranks", "bad-capsule")
-        parts.append(files.read(beside[0]))
-    return replace(capsule, weights=merge(parts))
-
-
-def _objects(capsule: Capsule, recorders: Sequence[Recorder], loop: Any) -> tuple[nn.Module, list[Any], list[Any]]:
-    """(model, its optimizers, its scalers) of the user's file. loop: see `as_step`, or a model.
-
-    Raises: LoadError(slug="bad-capsule") without the model.
-    """
-    for recorder in reversed(recorders):
-        if fits(capsule, recorder.model):
-            return recorder.model, list(recorder.optimizers), list(recorder.scalers)
-    if recorders:
-        raise LoadError(_misfit(capsule, [one.model for one in recorders]), "bad-capsule")
-    own = loop
-    if isinstance(loop, LightningStep):
-        own = loop.module
-    elif isinstance(loop, TrainerStep):
-        own = loop.trainer.model
-    if isinstance(own, nn.Module) and fits(capsule, own):
-        return own, [], []
-    every = [one for one in gc.get_objects() if issubclass(type(one), nn.Module) and "_modules" in vars(one)]
-    fitting = [one for one in every if fits(capsule, one)]
-    if not fitting:
-        raise LoadError(_misfit(capsule, every), "bad-capsule")
-    model = max(fitting, key=lambda one: sum(1 for _ in one.modules()))
-    return model, [], []
-
-
-def _misfit(capsule: Capsule, modules: list[nn.Module]) -> str:
-    names = {*capsule.weights, *capsule.frozen}
-    said = f"no model of the file has the capsule's {len(names)} weights"
-    best = max(modules, key=lambda one: len(names & _names(one)), default=None)
-    if best is not None and (missing := sorted(names - _names(best))):
-        said += f" ({missing[0]} is missing in {type(best).__name__})"
-    return f"{said}: build the model as in the training"
-
-
-def _names(model: nn.Module) -> set[str]:
-    try:
-        return {plain_name(name) for name, _ in model.named_parameters()}
-    except Exception:  # a module whose __init__ did not finish
-        return set()
-
-
-def _optimizers_of(model: nn.Module) -> list[Any]:
-    """The optimizers in memory that update a parameter of the model."""
-    own = {id(p) for p in model.parameters()}
-    result = list[Any]()
-    for optimizer in gc.get_objects():
-        is_optimizer = issubclass(type(optimizer), torch.optim.Optimizer)
-        if not is_optimizer or "param_groups" not in vars(optimizer):  # whose constructor did not finish
-            continue
-        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not own.isdisjoint(updated):
-            result.append(optimizer)
-    return result
-
-
-def _set_optimizers(capsule: Capsule, optimizers: Sequence[Any]) -> None:
-    """Set rates and other numbers of the parameter groups, and the state if the capsule has it."""
-    for optimizer, groups, state in zip(optimizers, capsule.about.groups, capsule.states, strict=False):
-        for group, values in zip(optimizer.param_groups, groups, strict=False):
-            known = {key: x for key, x in values.items() if key in group and not torch.is_tensor(group[key])}
-            group.update({key: tuple(x) if isinstance(x, list) else x for key, x in known.items()})
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for number, values in (state or {}).items():
-            if int(number) < len(parameters):
-                optimizer.state[parameters[int(number)]] = dict(values)
 
 
 # The recipes.
@@ -304,7 +213,7 @@ def _fails(outcome: Outcome) -> bool:
 def _culprit(capsule: Capsule, outcomes: list[Outcome], recorded: str, runs: Mapping[str, RecipeRun]) -> Culprit | None:
     """The operation to blame: under the precision of the training, else in FP32, else in the first recipe that fails."""
     about = capsule.about
-    weights = next(_broken_weights(capsule), None)
+    weights = next(broken_weights(capsule), None)
     if weights is not None:
         kind = " and ".join(about.optimizers) or "optimizer"
         words = f"the update of {kind} before this step, which left {weights}"
@@ -410,10 +319,10 @@ def _advice(
     outcomes: list[Outcome],
     fails_in_fp32: bool,
 ) -> str:
-    bad_entry = next(_broken_batch(capsule), None)
+    bad_entry = next(broken_batch(capsule), None)
     if bad_entry is not None:
         return f"Repair the data: {bad_entry}. No precision changes that."
-    if next(_broken_weights(capsule), None) is not None:
+    if next(broken_weights(capsule), None) is not None:
         return (
             "The weights were not finite before this step: replay an earlier capsule, or use a smaller learning rate."
         )
@@ -441,75 +350,3 @@ def _repair(outcomes: list[Outcome], recorded: str, runs: Mapping[str, RecipeRun
 
 def _scopes(recipe: Recipe) -> dict[str, str]:
     return {path: str(scope.get("precision", "")) for path, scope in recipe.scopes.items()}
-
-
-def _facts(capsule: Capsule) -> Iterator[str]:
-    """Sentences on the batch, the weights, the code and the versions."""
-    about = capsule.about
-    for text in (*_broken_batch(capsule), *_larger_batch(capsule)):
-        yield f"{text[0].upper()}{text[1:]}."
-    broken = list(_broken_weights(capsule))
-    if broken:
-        yield f"Before the step, {len(broken)} weights or buffers are not finite, the first is {broken[0]}."
-    if about.changed:
-        yield "The batch was written to after the step began: the capsule has its later values."
-    code = about.code
-    if code is not None and Path(code.file).is_file():
-        from .recorder import digest
-
-        if digest(Path(code.file).read_bytes()) != code.digest:
-            yield f"{Path(code.file).name} has changed since the capsule was written: lines may differ."
-    recorded = about.versions.get("torch", "")
-    if recorded and recorded.partition("+")[0] != torch.__version__.partition("+")[0]:
-        yield f"The training used torch {recorded}, this replay uses {torch.__version__}."
-
-
-def _broken_batch(capsule: Capsule) -> Iterator[str]:
-    for number, call in enumerate(capsule.calls):
-        of_call = f" of call {number}" if len(capsule.calls) > 1 else ""
-        for path, x in _named_tensors(call.batch):
-            values = entries(x)
-            broken = int((~values.isfinite()).sum())
-            if broken:
-                kind = "NaN" if bool(values.isnan().any()) else "Inf"
-                at = f", first at {_first_index(x)}" if x.layout is torch.strided else ""
-                yield f"{path}{of_call} has {broken} entries of {values.numel()} that are {kind} or not finite{at}"
-
-
-def _larger_batch(capsule: Capsule) -> Iterator[str]:
-    """Tensors of the batch whose largest value is far above those of the batches before it."""
-    earlier: dict[str, float] = {}
-    for batches in capsule.previous:
-        for batch in batches:
-            for path, x in _named_tensors(batch):
-                earlier[path] = max(earlier.get(path, 0.0), _largest(x))
-    for call in capsule.calls:
-        for path, x in _named_tensors(call.batch):
-            before, now = earlier.get(path, 0.0), _largest(x)
-            if before and math.isfinite(now) and now > LARGER * before:
-                yield f"{path} has values up to {now:.4g}, in the batch before up to {before:.4g}"
-
-
-def _broken_weights(capsule: Capsule) -> Iterator[str]:
-    for name, x in (*capsule.weights.items(), *capsule.buffers.items()):
-        if is_number(x) and name in capsule.weights and not bool(entries(x).isfinite().all()):
-            yield f"{name} with Inf or NaN"
-
-
-def _named_tensors(batch: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """(words, tensor) of the floating-point tensors of a batch: `argument 0`, `argument x['mask']`."""
-    args, kwargs = batch
-    for path, x in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
-        if isinstance(x, torch.Tensor) and is_number(x) and not x.is_nested:
-            first = path[1]
-            name = getattr(first, "idx", getattr(first, "key", ""))
-            yield f"argument {name}{pytree.keystr(path[2:])}", x
-
-
-def _largest(x: torch.Tensor) -> float:
-    values = entries(x)
-    return float(values.abs().max()) if values.numel() else 0.0
-
-
-def _first_index(x: torch.Tensor) -> str:
-    return str((~x.isfinite()).nonzero()[0].tolist()) if x.dim() else "[]"

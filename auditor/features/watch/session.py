@@ -50,6 +50,8 @@ class ReplaySession(Session):
     their weights before the capsule was written, and do so no more.
     """
 
+    calls_closures_once = True  # the recorder heard the gradients of the first call
+
     def __init__(self, step: CapsuleStep, capsule: Capsule, scalers: list[Any], finished: set[int]) -> None:
         self._capsule = capsule
         self._own_scalers = scalers

@@ -54,12 +54,27 @@ class Signal:
     lost: float | None = None
     flushed: float | None = None
 
+    def named(self) -> dict[str, float]:
+        """The known ones by name, for a logger."""
+        known = {
+            "loss": self.loss,
+            "grad_norm": self.norm,
+            "scale": self.scale,
+            "lr": self.rate,
+            "skipped": float(self.skipped),
+            "updates_lost": self.lost,
+            "gradients_flushed": self.flushed,
+        }
+        return {f"auditor/{name}": x for name, x in known.items() if x is not None}
+
 
 @dataclass
 class Judge:
     """Judges the signals of one optimizer, one by one."""
 
-    history: deque[Signal] = field(default_factory=lambda: deque(maxlen=max(HISTORY, WINDOW)))
+    history: deque[Signal] = field(default_factory=lambda: deque(maxlen=STEADY))
+    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # finite ones
+    _norms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _at_scale: int = 0  # number of updates in a row at the present loss scale
     _good_scale: float | None = None
     _skips: int = 0
@@ -76,6 +91,9 @@ class Judge:
             *self._clipped(signal),
         ]
         self.history.append(signal)
+        for value, past in ((signal.loss, self._losses), (signal.norm, self._norms)):
+            if value is not None and math.isfinite(value):
+                past.append(value)
         return triggers
 
     def _not_finite(self, signal: Signal) -> Iterator[Trigger]:
@@ -116,11 +134,11 @@ class Judge:
         if signal.skipped:
             return
         for kind, name, value, past in (
-            ("loss-spike", "the loss", signal.loss, [one.loss for one in self.history]),
-            ("gradient-spike", "the norm of the gradients", signal.norm, [one.norm for one in self.history]),
+            ("loss-spike", "the loss", signal.loss, self._losses),
+            ("gradient-spike", "the norm of the gradients", signal.norm, self._norms),
         ):
             if _is_spike(value, past):
-                yield Trigger(kind, f"{name} is {value:.4g}, its median {statistics.median(_known(past)):.4g}")
+                yield Trigger(kind, f"{name} is {value:.4g}, its median {statistics.median(past):.4g}")
 
     def _lost(self, signal: Signal) -> Iterator[Trigger]:
         rate = signal.rate
@@ -142,8 +160,10 @@ class Judge:
     def _clipped(self, signal: Signal) -> Iterator[Trigger]:
         """Gradients that were clipped before they were divided by the loss scale have the norm `limit / scale`."""
         scale = signal.scale
+        if scale is None or scale <= 1:
+            return
         recent = [*self.history, signal][-STEADY:]
-        if scale is None or scale <= 1 or len(recent) < STEADY or any(one.skipped for one in recent):
+        if len(recent) < STEADY or any(one.skipped for one in recent):
             return
         norms = [one.norm for one in recent if one.norm is not None]
         if len(norms) < STEADY:
@@ -155,16 +175,11 @@ class Judge:
             yield Trigger("clipped-while-scaled", text)
 
 
-def _known(past: Sequence[float | None]) -> list[float]:
-    return [x for x in past if x is not None and math.isfinite(x)][-WINDOW:]
-
-
-def _is_spike(value: float | None, past: Sequence[float | None]) -> bool:
-    """Whether a finite value is far above the median of the past ones."""
-    known = _known(past)
-    if value is None or not math.isfinite(value) or len(known) < LEAST or value <= max(known):
+def _is_spike(value: float | None, past: Sequence[float]) -> bool:
+    """Whether a finite value is far above the median of the past ones, which are finite."""
+    if value is None or not math.isfinite(value) or len(past) < LEAST or value <= max(past):
         return False
-    middle = statistics.median(known)
-    width = statistics.median(abs(x - middle) for x in known)
+    middle = statistics.median(past)
+    width = statistics.median(abs(x - middle) for x in past)
     usual = max(width, NARROW * abs(middle))
     return value > middle + SPIKE * usual and value > TIMES * abs(middle)

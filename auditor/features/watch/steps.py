@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -20,6 +19,7 @@ from ..rehearsal.loops import LightningStep, TrainerStep
 from .capsule import Capsule
 from .draws import PlayDraws
 from .generators import own_generators, restore, restore_own
+from .reads import places_read
 from .variables import Variables
 
 Arguments = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
@@ -36,8 +36,9 @@ class CapsuleStep:
     def __init__(self, capsule: Capsule, loop: Any, model: nn.Module) -> None:
         self._capsule = capsule
         self._run = _runner(capsule, loop, model)
-        self._own = own_generators(inspect.unwrap(loop) if callable(loop) else None, model)
-        self._variables = Variables(loop, model)
+        places = places_read(loop)
+        self._own = own_generators(places, model)
+        self._variables = Variables(places, model)
         self.has_backward: Callable[[], bool] = lambda: True
         self.optimizers: list[Any] = []
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ...errors import LoadError
-from .capsule import Capsule, digest_of, local
+from .capsule import Capsule, digest_of
+from .encoding import local
 
 PREFIXES = ("module.", "_orig_mod.")
 """Parts of names that DistributedDataParallel and `torch.compile` add."""
@@ -133,6 +134,31 @@ def load_weights(capsule: Capsule, model: nn.Module) -> None:
                 buffer.copy_(capsule.buffers[name])
     for path, module in model.named_modules():
         module.training = plain_name(path) not in capsule.about.evaluated
+
+
+def load_beside(capsule: Capsule, modules: Mapping[str, nn.Module], optimizers: Sequence[Any]) -> None:
+    """Set the other modules that the step reads, by variable, and the parameters that optimizers alone know."""
+    with torch.no_grad():
+        for place, module in modules.items():
+            stored = capsule.beside.get(place, {})
+            for given, x in (*module.named_parameters(), *module.named_buffers()):
+                _copy_if_alike(x, stored.get(plain_name(given)))
+        for name, x in capsule.others.items():
+            number, _, position = name.partition(".")
+            parameters = _parameters_of(optimizers, int(number))
+            if int(position) < len(parameters):
+                _copy_if_alike(parameters[int(position)], x)
+
+
+def _parameters_of(optimizers: Sequence[Any], number: int) -> list[torch.Tensor]:
+    if number >= len(optimizers):
+        return []
+    return [p for group in optimizers[number].param_groups for p in group["params"]]
+
+
+def _copy_if_alike(x: torch.Tensor, stored: torch.Tensor | None) -> None:
+    if stored is not None and stored.shape == x.shape:
+        x.data.copy_(stored)
 
 
 def _copy(name: str, p: torch.Tensor, stored: torch.Tensor) -> None:

@@ -27,13 +27,13 @@ def train(plant: Plant, folder: Path, **how: Any) -> Recorder:
     return recorder
 
 
-def replayed(name: str, folder: Path) -> tuple[Recorder, Replay]:
+def replayed(name: str, folder: Path, plants: dict[str, Any] = PLANTS) -> tuple[Recorder, Replay]:
     """Train with a planted failure, and replay its capsule in a newly made model."""
     torch.manual_seed(0)
-    recorder = train(PLANTS[name](), folder)
+    recorder = train(plants[name](), folder)
     assert recorder.capsules, "no capsule"
     torch.manual_seed(1)  # other weights than those of the training
-    again = PLANTS[name]()
+    again = plants[name]()
     with inert_recorders() as made:
         auditor.watch(again.model, again.optimizer, again.scaler)
     return recorder, replay(recorder.capsules[0], again.step, name, made)
@@ -54,31 +54,39 @@ if __name__ == "__main__":
     import tempfile
     import time
 
+    from tests.features.watch import habits
+    from tests.features.watch.plants import __file__ as plants_file
     from tests.features.watch.plants import lines_of
 
     good = 0
-    names = sys.argv[1:] or list(PLANTS)
+    plants = PLANTS
+    file = plants_file
+    if sys.argv[1:2] == ["habits"]:
+        plants = habits.HABITS
+        file = habits.__file__
+        del sys.argv[1]
+    names = sys.argv[1:] or list(plants)
     torch.set_num_threads(1)
     for name in names:
         random.seed(0)
         begun = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             try:
-                recorder, result = replayed(name, Path(folder))
+                recorder, result = replayed(name, Path(folder), plants)
             except Exception as error:
                 print(f"{name:40} FAILS {type(error).__name__}: {error}", flush=True)
                 if len(names) == 1:
                     raise
                 continue
-        found = is_named(result, lines_of(name))
+        found = is_named(result, lines_of(name, file))
         good += found
         about = result.about
-        is_kind = about.kind in PLANTS[name]().kinds
+        is_kind = about.kind in plants[name]().kinds
         state = f"{'kind' if is_kind else 'KIND'} {'reproduced' if result.is_reproduced else 'NOT'} {'named' if found else 'MISSED'}"
         culprit = result.culprit.sentence if result.culprit else "-"
         seconds = time.perf_counter() - begun
         print(
-            f"{name:38} {about.step:4} {about.kind:20} {state:26} {seconds:3.0f}s {culprit} {sorted(lines_of(name))}",
+            f"{name:38} {about.step:4} {about.kind:20} {state:26} {seconds:3.0f}s {culprit} {sorted(lines_of(name, file))}",
             flush=True,
         )
         if len(names) == 1:

@@ -38,10 +38,11 @@ def plant(function: Callable[[], Plant]) -> Callable[[], Plant]:
     return function
 
 
-def lines_of(name: str) -> set[str]:
+def lines_of(name: str, file: str = __file__) -> set[str]:
     """The lines with the mark of a plant, as `plants.py:24`."""
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return {f"plants.py:{i}" for i, text in enumerate(lines, 1) if text.endswith(f"# <- {name}")}
+    path = Path(file)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {f"{path.name}:{i}" for i, text in enumerate(lines, 1) if text.endswith(f"# <- {name}")}
 
 
 NOT_FINITE = ("loss-not-finite", "gradients-not-finite")

@@ -12,8 +12,9 @@ import torch
 import auditor
 from auditor.errors import LoadError
 from auditor.features.watch import capsule as files
+from auditor.features.watch.objects import with_all_ranks
 from auditor.features.watch.recorder import inert_recorders
-from auditor.features.watch.replay import replay, with_all_ranks
+from auditor.features.watch.replay import replay
 from tests.features.watch import ranks
 from tests.features.watch.ranks import BAD_RANK, BAD_STEP
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import auditor
 from auditor.errors import LoadError
 from auditor.features.watch import capsule as files
-from auditor.features.watch.capsule import NotSaved
+from auditor.features.watch.encoding import NotSaved, decode, encode
 from tests.features.watch.planted import train
 from tests.features.watch.plants import PLANTS, Plant, classes
 
@@ -203,8 +203,8 @@ def test_batches_of_every_form_come_back(tmp_path: Path) -> None:
         "file": threading.Lock(),
     }
     path = tmp_path / "state.pt"
-    torch.save(files.encode(((batch,), {})), path)
-    ((again,), _) = files.decode(torch.load(path, weights_only=True))
+    torch.save(encode(((batch,), {})), path)
+    ((again,), _) = decode(torch.load(path, weights_only=True))
     assert isinstance(again["pair"], Pair)
     assert again["pair"].y == [1, 2.5, None, "text"]
     assert isinstance(again["item"], Item)
