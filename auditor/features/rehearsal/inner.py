@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,10 +35,14 @@ def _error_without_scale(run: Run, gradients: Any) -> float:
     """Relative L2 difference of the gradients from those at a loss scale; 0.0 if every scale overflows."""
     plain = _flat(run(gradients))
     for scale in SCALES:
-        scaled = _flat(run(over_tensors(partial(torch.mul, other=scale), gradients)))
+        scaled = _flat(run(_multiplied(gradients, scale)))
         if all_finite(scaled):
             return _relative(plain, scaled / scale)
     return 0.0
+
+
+def _multiplied(gradients: Any, scale: float) -> Any:
+    return over_tensors(lambda x: x * scale, gradients)
 
 
 def _flat(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
