@@ -12,7 +12,7 @@ _ABSOLUTE = re.compile(r"(?<![\w.~/-])/(?!/)[^\s:,;]+|(?<!\w)[A-Za-z]:\\\\[^\s:,
 
 def from_repository(path: Path) -> str:
     """A path relative to its repository; outside one, to the working directory; outside both, the file's name."""
-    root = _repository(path.parent)
+    root = repository_of(path.parent)
     for base in (root, Path.cwd()):
         if base is not None and path.is_relative_to(base):
             return path.relative_to(base).as_posix()
@@ -32,6 +32,6 @@ def portable_path(path: str) -> str:
 
 
 @cache
-def _repository(folder: Path) -> Path | None:
+def repository_of(folder: Path) -> Path | None:
     """The nearest parent folder that contains `.git`; None if no parent does."""
     return next((f for f in (folder, *folder.parents) if (f / ".git").exists()), None)

@@ -154,7 +154,8 @@ class Rewriter:
         function = self._source.function_of(around)
         if function is None:
             return
-        nodes = [node for node in ast.walk(function) if isinstance(node, ast.expr) and not isinstance(node, ast.Name)]
+        expressions = [node for node in ast.walk(function) if isinstance(node, ast.expr)]
+        nodes = [node for node in expressions if not isinstance(node, ast.Name) and not self._source.is_formatted(node)]
         for rule in rules:
             for fix in rule.fixes:
                 for template in fix.replace:
@@ -251,18 +252,20 @@ class Rewriter:
             return None
         statement = self._source.parent(stores[0])
         if isinstance(statement, ast.Assign) and statement.targets == [stores[0]]:
-            return self._if_unchanged(statement.value, statement, root, function)
+            return self._if_unchanged(statement, stores[0], root, function)
         return None
 
-    def _if_unchanged(self, value: ast.expr, statement: ast.stmt, root: ast.expr, function: ast.AST) -> Form | None:
-        """The form of a value, if no variable that it reads is assigned between its statement and `root`."""
-        read = {one.id for one in ast.walk(value) if isinstance(one, ast.Name)}
+    def _if_unchanged(self, statement: ast.Assign, target: ast.Name, root: ast.expr, function: ast.AST) -> Form | None:
+        """The form of an assigned value, if neither it nor a variable that it reads changes between its statement and
+        `root`."""
+        read = {one.id for one in ast.walk(statement.value) if isinstance(one, ast.Name)} | {target.id}
         for one in ast.walk(function):
-            if not isinstance(one, ast.Name) or not isinstance(one.ctx, ast.Store):
+            name = _changed_name(one)
+            if name is None or name is target or name.id not in read:
                 continue
-            if one.id in read and statement.lineno <= one.lineno < root.lineno:
+            if statement.lineno <= name.lineno < root.lineno:
                 return None
-        return form_of(value)
+        return form_of(statement.value)
 
     def _inlined(self, form: Form, root: ast.expr) -> Form:
         """A form with local variables that are assigned once replaced by their values."""
@@ -308,9 +311,9 @@ class Rewriter:
                 return ""
             before, after = template[: hole.start()].rstrip(), template[hole.end() :].lstrip()
             is_argument = before.endswith(("(", ",", "=")) and after.startswith((")", ","))
-            if is_argument or isinstance(value.node, ATOMS):
-                return self._source.segment(value.node)
-            return f"({self._source.segment(value.node)})"
+            own = self._source.segment(value.node)
+            is_closed = isinstance(value.node, ATOMS) and "\n" not in own
+            return own if is_argument or is_closed else f"({own})"
 
         result = re.sub(r",\s*\)", ")", HOLE.sub(text, template))
         if missing:
@@ -323,6 +326,18 @@ class Rewriter:
         if form.head.endswith("=") and form.node is None:
             return form.head + self._argument(form.parts[0])
         return self._source.segment(form.node) if form.node is not None else form.head
+
+
+def _changed_name(node: ast.AST) -> ast.Name | None:
+    """The variable that a node assigns or changes in place: `x` of `x = y`, `x[0] = y` and `x.add_(y)`."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node
+    base: ast.expr | None = None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        base = node.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+        base = node.func.value
+    return base if isinstance(base, ast.Name) else None
 
 
 def number_of(node: ast.expr) -> float | None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ...records import Span
 from .records import Kinds, Promotion
-from .source import SIMPLE, Edit, Edits, Source, place_of, walk_own
+from .source import COMPREHENSIONS, FUNCTIONS, SIMPLE, Edit, Edits, Source, first_line, place_of, walk_own
 
 SAFE, UNSAFE, DISPLAY = "safe", "unsafe", "display"
 """Applicability: edits that only convert dtypes; edits that change the algebra; changes that give other results."""
@@ -59,11 +59,16 @@ class Names:
 
     def kind(self, node: ast.AST) -> str:
         """`float` or `int` for a tensor, `layer` or `module`; "" for everything else."""
-        function = self._source.function_of(node)
-        if function is None or not isinstance(node, ast.Name | ast.Attribute):
+        if not isinstance(node, ast.Name | ast.Attribute):
             return ""
-        lines = [function.lineno, *(decorator.lineno for decorator in function.decorator_list)]
-        return self._kinds.get((self._source.file, min(lines), ast.unparse(node)), "")
+        name = ast.unparse(node)
+        for scope in self._source.scopes_of(node):
+            kind = self._kinds.get((self._source.file, first_line(scope), name))
+            if kind is not None:
+                return kind
+            if isinstance(scope, FUNCTIONS):
+                break
+        return ""
 
     def leaves(self, node: ast.AST) -> Iterator[ast.expr]:
         """The floating-point tensors that an expression reads: variables, attributes, results of modules, and new tensors
@@ -78,12 +83,12 @@ class Names:
             if isinstance(node.func, ast.Attribute) and node.func.attr in _ABOUT:
                 return
         if isinstance(node, ast.Name | ast.Attribute):
-            if self.kind(node) == "float":
+            if isinstance(node.ctx, ast.Load) and self.kind(node) == "float":
                 yield node
                 return
             if isinstance(node, ast.Name):
                 return
-        if isinstance(node, ast.Lambda | ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp):
+        if isinstance(node, (ast.Lambda, ast.JoinedStr, *COMPREHENSIONS)):
             return
         for child in ast.iter_child_nodes(node):
             yield from self.leaves(child)
@@ -93,7 +98,7 @@ class Names:
         function = self._source.function_of(node)
         if function is None:
             return []
-        first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+        first = first_line(function)
         given = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
         return [one.arg for one in given if self._kinds.get((self._source.file, first, one.arg)) == "float"]
 
@@ -102,7 +107,7 @@ class Names:
         function = self._source.function_of(node)
         if function is None:
             return None
-        first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+        first = first_line(function)
         for (file, line, name), kind in self._kinds.items():
             if (file, line, kind) == (self._source.file, first, "float") and name.startswith("self."):
                 return name
@@ -137,30 +142,39 @@ class Proposer:
         last: number of following statements after which no operation has a problem any more; None if unknown.
         """
         statement = self.source.statement_of(expression)
-        if not isinstance(statement, SIMPLE) or statement.value is None:
-            return
+        around = self.source.around(expression)
+        whole = around[-1] if around else expression
         raised = self._upcasts(expression)
         if raised:
-            yield from self._within(expression, statement, raised)
-        for target in dict.fromkeys((expression, statement.value)):
+            yield from self._within(expression, around[:-1], raised)
+        for target in dict.fromkeys((expression, whole)):
             raised = self._upcasts(target)
-            if raised:
+            if not raised:
+                continue
+            if isinstance(statement, SIMPLE) and statement.value is whole:
                 yield from self._regions(target, statement, raised, last)
+            else:
+                yield from self._alone(target, raised)
 
-    def _within(self, expression: ast.expr, statement: ast.stmt, raised: tuple[Edits, ...]) -> Iterator[Candidate]:
+    def _within(
+        self, expression: ast.expr, around: Sequence[ast.expr], raised: tuple[Edits, ...]
+    ) -> Iterator[Candidate]:
         """Compute an expression in FP32, and cast an expression around it back: those with small values come first."""
         dtype = self._dtype_of_leaf(expression, [])
         if dtype is None:
             return
-        around: list[ast.expr] = []
-        node = self.source.parent(expression)
-        while isinstance(node, ast.expr) and node is not getattr(statement, "value", None):
-            if isinstance(node, ast.Call | ast.BinOp):
-                around.append(node)
-            node = self.source.parent(node)
-        for one in sorted(around, key=self._is_large):
+        results = [node for node in around if isinstance(node, ast.Call | ast.BinOp)]
+        for one in sorted(results, key=self._is_large):
             back = self.source.after(one, f".to({dtype})")
             yield Candidate("compute in FP32, then cast back", SAFE, (*raised, back))
+
+    def _alone(self, target: ast.expr, raised: tuple[Edits, ...]) -> Iterator[Candidate]:
+        """Compute an expression in FP32 where no statements can follow: in a lambda, a comprehension, or a condition."""
+        dtype = self._dtype_of_leaf(target, [])
+        if dtype is not None:
+            back = self.source.after(target, f".to({dtype})")
+            yield Candidate("compute in FP32, then cast back", SAFE, (*raised, back))
+        yield Candidate("compute in FP32", SAFE, raised)
 
     def _is_large(self, node: ast.expr) -> bool:
         """Whether an expression has values near the end of FP16's range, or unknown ones."""
@@ -182,6 +196,8 @@ class Proposer:
                 if number:
                     words = f"compute {number + 1} statements in FP32, then cast back"
                 yield Candidate(words, SAFE, (*raised, back))
+            if number and (part := self._cast_back_of_part(target, ends[: number + 1])) is not None:
+                yield Candidate(words, SAFE, (*raised, part))
             if number == 0:
                 yield Candidate("compute in FP32", SAFE, raised)
                 if target is not value and (own := self._dtype_of_leaf(target, [])) is not None:
@@ -228,7 +244,7 @@ class Proposer:
         if not given:
             return self.source.insertion(end - 1, text)
         last = max(self.source.bounds(one)[1] for one in given)
-        return self.source.insertion(last, f", {text}")
+        return self.source.insertion(self.source.last_bracket(last, end - 1), f", {text}")
 
     def _cast_back(self, target: ast.expr, region: Sequence[ast.stmt], end: ast.stmt) -> Edits | None:
         """The edits that convert the value of a statement to the dtype in which the region's values came."""
@@ -241,14 +257,25 @@ class Proposer:
             return tuple(edit for one in floats for edit in self.source.after(one, f".to({dtype})")) or None
         return self.source.after(value, f".to({dtype})")
 
+    def _cast_back_of_part(self, target: ast.expr, region: Sequence[ast.stmt]) -> Edits | None:
+        """The edits that convert only the operand of the region's last value in which the values in FP32 are: a factor
+        such as a norm is often small, where the product with other values is large, and slow."""
+        dtype = self._dtype_of_leaf(target, region)
+        assigned = _assigned(region[:-1])
+        node = getattr(region[-1], "value", None)
+        while dtype is not None and isinstance(node, ast.BinOp):
+            sides = [side for side in (node.left, node.right) if any(_reads(side, name) for name in assigned)]
+            if len(sides) != 1:
+                break
+            other = node.right if sides[0] is node.left else node.left
+            if any(self.names.leaves(other)):
+                return self.source.after(sides[0], f".to({dtype})")
+            node = sides[0]  # the other operand is a number
+        return None
+
     def _dtype_of_leaf(self, target: ast.expr, region: Sequence[ast.stmt]) -> str | None:
         """The text of a dtype that is low if the model is: of a tensor that the region reads and does not assign."""
-        assigned = {
-            node.id
-            for statement in region[:-1]
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
+        assigned = _assigned(region[:-1])
         for leaf in self.names.leaves(target):
             text = self._dtype_text(leaf)
             if text is not None and text.partition(".")[0] not in assigned:
@@ -299,9 +326,10 @@ class Proposer:
         indent = self.source.indentation(first)
         step = "\t" if indent.startswith("\t") else "    "
         begin = self.source.offset(first.lineno, 0)
-        edits = [self.source.insertion(begin, f"{indent}{header}\n")]
+        edits = [self.source.insertion(begin, f"{indent}{header}{self.source.newline}")]
         for line in range(first.lineno, (last.end_lineno or last.lineno) + 1):
-            edits.append(self.source.insertion(self.source.offset(line, 0), step))
+            if not self.source.is_blank(line):
+                edits.append(self.source.insertion(self.source.offset(line, 0), step))
         return tuple(edits)
 
     # operands of one dtype
@@ -433,25 +461,28 @@ class Proposer:
     def at_promotion(self, promotion: Promotion) -> Iterator[Candidate]:
         """Convert the value of the statement of a line, which promotes low-precision values to FP32, back."""
         line, beside = promotion.line, promotion.beside
-        for statement in ast.walk(self.source.tree):
-            if isinstance(statement, SIMPLE) and statement.lineno <= line <= (statement.end_lineno or 0):
-                value = statement.value
-                if value is None or self.source.function_of(statement) is None:
-                    continue
-                assigned = {
-                    one.id
-                    for one in ast.walk(statement)
-                    if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-                }
-                low = [name for name in beside if name not in assigned or _reads(value, name)]
-                yield from self.without_upcast(value, low)
-                yield from self._others_converted(value, low)
-                texts: list[str | None] = [f"{name}.dtype" for name in (*low, *self.names.arguments(value))]
-                texts += [self._dtype_text(leaf) for leaf in self.names.leaves(value)]
-                if (weight := self.names.weight(value)) is not None:
-                    texts.append(f"{weight}.dtype")
-                for text in list(dict.fromkeys(text for text in texts if text is not None))[:3]:
-                    yield self._cast(f"convert to {text}", [value], text)
+        for node in ast.walk(self.source.tree):
+            value = self._value_in_function(node)
+            if value is None or not node.lineno <= line <= (node.end_lineno or 0):  # type: ignore[attr-defined]
+                continue
+            assigned = _assigned([node])
+            low = [name for name in beside if name not in assigned or _reads(value, name)]
+            yield from self.without_upcast(value, low)
+            yield from self._others_converted(value, low)
+            texts: list[str | None] = [f"{name}.dtype" for name in (*low, *self.names.arguments(value))]
+            texts += [self._dtype_text(leaf) for leaf in self.names.leaves(value)]
+            if (weight := self.names.weight(value)) is not None:
+                texts.append(f"{weight}.dtype")
+            for text in list(dict.fromkeys(text for text in texts if text is not None))[:3]:
+                yield self._cast(f"convert to {text}", [value], text)
+
+    def _value_in_function(self, node: ast.AST) -> ast.expr | None:
+        """The value of a statement in a function, or of a lambda; None for everything else."""
+        if isinstance(node, ast.Lambda):
+            return node.body
+        if not isinstance(node, SIMPLE) or self.source.function_of(node) is None:
+            return None
+        return None if isinstance(node.value, ast.Lambda) else node.value
 
 
 _KEEPS_DTYPE = frozenset(
@@ -468,6 +499,12 @@ def is_upcast(node: ast.Call) -> bool:
         return isinstance(node.func, ast.Attribute) and not node.args and not node.keywords
     given = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "dtype")]
     return name in ("to", "type") and len(given) == 1 and ast.unparse(given[0]) in (FP32, "torch.float")
+
+
+def _assigned(nodes: Sequence[ast.AST]) -> set[str]:
+    """The variables that nodes assign."""
+    names = [one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)]
+    return {one.id for one in names if isinstance(one.ctx, ast.Store)}
 
 
 def _reads(node: ast.AST, name: str) -> bool:

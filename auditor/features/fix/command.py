@@ -65,6 +65,7 @@ class Fix(WithTarget):
         from ...report import blocks, fixes
         from . import output
         from .search import find_fixes
+        from .source import base_of
 
         self.rulebook  # noqa: B018 - rejects invalid rules
         subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
@@ -81,7 +82,9 @@ class Fix(WithTarget):
         say(f"Report   {files[0]}\nPatch    {patch}\n")
         say("".join(f"Written  {file}\n" for file in written))
         if found.fixes and not self.apply:
-            say("Next     --apply writes these changes into your files; or: git apply fixes.patch\n")
+            folder_of_patch = base_of([one.file for one in found.texts])
+            other = f"in {folder_of_patch}: git apply {patch.absolute()}"
+            say(f"Next     --apply writes these changes into your files; or, {other}\n")
         return 0
 
     def _fix_step(self, progress: Display) -> int:

@@ -111,12 +111,11 @@ class Search:
         self._baseline = self._workshop.baseline()
         shown = self._only_shown(spots)
         if not spots and not raised_spots(self._baseline.trial, self._sources):
-            return self._described((), before, before, shown)
+            return self._described([], [before], shown)
         accepted = self._climb(spots)
         accepted = self._cast_back(accepted)
         accepted = self._minimised(accepted)
-        kept, after = self._gated(accepted, before)
-        return self._described(kept, before, after, shown)
+        return self._described(*self._gated(accepted, before), shown)
 
     # candidates
 
@@ -264,7 +263,7 @@ class Search:
         try:
             texts = edited_texts(self._sources.by_file, edits)
             for text in texts.values():
-                compile(text, "edited", "exec", dont_inherit=True)
+                compile(text.encode(), "edited", "exec", dont_inherit=True)
         except (ValueError, SyntaxError):
             return None
         self._tell(f"trial {self._workshop.trials + 1}")
@@ -355,11 +354,11 @@ class Search:
                     result[number] = smaller
         return result
 
-    def _gated(self, accepted: Sequence[Accepted], before: Standing) -> tuple[tuple[Fix, ...], Standing]:
+    def _gated(self, accepted: Sequence[Accepted], before: Standing) -> tuple[list[Accepted], list[Standing]]:
         """The first accepted candidates after which an audit of the edited source gives the fastest plan, or else single
-        ones that audits confirm; and what the audit of these says."""
+        ones that audits confirm; and what audits say of the source before the first, and after each."""
         if not accepted:
-            return (), before
+            return [], [before]
         self._tell("audit the edited source")
         standings = [before]
         for number in range(1, len(accepted) + 1):
@@ -370,13 +369,13 @@ class Search:
             if self._is_better(after, before) and (not best or self._is_better(after, standings[best])):
                 best = number
         if best:
-            return self._rows(accepted[:best], standings), standings[best]
+            return list(accepted[:best]), standings[: best + 1]
         for after in standings[1:]:
             self._rejected[self._why(after, before)] = None
         return self._singly(accepted[1:], before)
 
-    def _singly(self, accepted: Sequence[Accepted], before: Standing) -> tuple[tuple[Fix, ...], Standing]:
-        """The candidates that audits confirm, each together with those confirmed before it."""
+    def _singly(self, accepted: Sequence[Accepted], before: Standing) -> tuple[list[Accepted], list[Standing]]:
+        """The candidates that audits confirm, each together with those confirmed before it; and what the audits say."""
         kept: list[Accepted] = []
         standings = [before]
         for one in accepted:
@@ -386,7 +385,7 @@ class Search:
             if self._is_better(after, standings[-1]):
                 kept.append(one)
                 standings.append(after)
-        return self._rows(kept, standings), standings[-1]
+        return kept, standings
 
     def _standing(self, accepted: Sequence[Accepted]) -> Standing:
         return self._workshop.audit(edited_texts(self._sources.by_file, _edits(accepted)))
@@ -467,10 +466,11 @@ class Search:
                     result.setdefault(candidate.edits, self._fix(Accepted(spot, candidate, trial, trial), 1.0, 1.0))
         return tuple(result.values())
 
-    def _described(self, kept: Sequence[Fix], before: Standing, after: Standing, shown: Sequence[Fix]) -> Fixes:
-        edits = tuple(edit for fix in kept for edit in self._edits_of(fix))
+    def _described(self, kept: Sequence[Accepted], standings: Sequence[Standing], shown: Sequence[Fix]) -> Fixes:
+        before, after = standings[0], standings[-1]
+        edits = _edits(kept)
         return Fixes(
-            tuple(kept),
+            self._rows(kept, standings),
             unified_diff(self._sources.by_file, edits),
             before.plan,
             after.plan,
@@ -490,17 +490,6 @@ class Search:
     def _texts(self, edits: Edits) -> tuple[FixedText, ...]:
         after = edited_texts(self._sources.by_file, edits)
         return tuple(FixedText(file, self._sources[file].text, text) for file, text in sorted(after.items()))
-
-    def _edits_of(self, fix: Fix) -> Edits:
-        """The edits of a Fix: its places are those of the original source."""
-        by_name = {from_repository(Path(file)): source for file, source in self._sources.by_file.items()}
-        result = []
-        for change in fix.changes:
-            source = by_name[change.file]
-            start = source.offset_of(change.line, change.column)
-            end = source.offset_of(change.end_line, change.end_column)
-            result.append(Edit(source.file, start, end, change.text))
-        return tuple(result)
 
 
 def _edits(accepted: Sequence[Accepted]) -> Edits:

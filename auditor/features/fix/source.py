@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
+import tokenize
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from ...capture.places import from_repository
+from ...capture.places import repository_of
 from ...records import Span
 
+BOM = "\ufeff"
+"""The mark with which some editors begin a file in UTF-8."""
 ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
 """Expressions to which an attribute can be appended without parentheses."""
 SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
 """Statements that a fix may change."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Scope = Function | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 class Edit(NamedTuple):
@@ -39,26 +47,55 @@ class Source:
         """Raises: SyntaxError if the text is no Python."""
         self.file = file
         self.text = text
-        self.tree = ast.parse(text)
+        self.tree = ast.parse(text.removeprefix(BOM))
         self._bytes = text.encode()
         lengths = (len(line) for line in self._bytes.splitlines(keepends=True))
         self._starts = [0, *accumulate(lengths)]
+        if text.startswith(BOM):
+            self._starts[0] = len(BOM.encode())
         self._parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @classmethod
     def read(cls, file: str) -> Source:
-        """The Source of a file. Raises: OSError, UnicodeDecodeError, SyntaxError."""
+        """The Source of a file. Raises: OSError, UnicodeDecodeError, SyntaxError; ValueError for another encoding."""
+        with Path(file).open("rb") as opened:
+            encoding, _ = tokenize.detect_encoding(opened.readline)
         with Path(file).open(encoding="utf-8", newline="") as opened:  # line ends stay as they are
-            return cls(file, opened.read())
+            text = opened.read()
+        if not encoding.startswith("utf-8") and not text.isascii():
+            raise ValueError(f"{file} is written in {encoding}")
+        return cls(file, text)
 
     @cached_property
-    def _expressions(self) -> Mapping[tuple[int, int, int, int], list[ast.expr]]:
+    def _expressions(self) -> Mapping[tuple[int, ...], list[ast.expr]]:
         """{place: the expressions there, the outermost first}."""
-        result: dict[tuple[int, int, int, int], list[ast.expr]] = {}
+        result: dict[tuple[int, ...], list[ast.expr]] = {}
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.expr):
+            if isinstance(node, ast.expr) and not self.is_formatted(node):
                 result.setdefault(place_of(node), []).append(node)
         return result
+
+    @cached_property
+    def _calls_over_lines(self) -> Mapping[tuple[int, ...], list[ast.expr]]:
+        """{place: the call there}, of methods that stand on a later line than their receiver: Python gives such a call the
+        place from the method's name on."""
+        result: dict[tuple[int, ...], list[ast.expr]] = {}
+        for nodes in self._expressions.values():
+            for node in nodes:
+                function = node.func if isinstance(node, ast.Call) else None
+                if isinstance(function, ast.Attribute) and function.end_lineno != function.lineno:
+                    line, column, end_line, end_column = place_of(node)
+                    name = len(function.attr.encode())
+                    begin = (function.end_lineno or line, (function.end_col_offset or column) - name)
+                    result[(*begin, end_line, end_column)] = [node]
+        return result
+
+    def is_formatted(self, node: ast.AST) -> bool:
+        """Whether a node is part of a formatted string, where Python 3.11 does not tell its place."""
+        current: ast.AST | None = node
+        while current is not None and not isinstance(current, ast.stmt | ast.JoinedStr):
+            current = self._parents.get(current)
+        return isinstance(current, ast.JoinedStr)
 
     def expression_at(self, span: Span) -> ast.expr | None:
         """The expression that occupies a place; None if the place is of another node, such as a statement.
@@ -66,7 +103,7 @@ class Source:
         A place of an assignment to `x[index]` is that of its target, and of `x += y` the whole statement: both give the
         assigned value.
         """
-        known = self._expressions.get((span.line, span.column, span.end_line, span.end_column))
+        known = self._expressions.get(tuple(span[1:])) or self._calls_over_lines.get(tuple(span[1:]))
         if known is None:
             for node in ast.walk(self.tree):
                 if isinstance(node, SIMPLE) and place_of(node) == tuple(span[1:]):
@@ -96,12 +133,6 @@ class Source:
         before = self._bytes[:offset].decode()
         return before.count("\n") + 1, len(before) - before.rfind("\n")
 
-    def offset_of(self, line: int, column: int) -> int:
-        """The offset in bytes of a line and a column in characters, both from 1."""
-        lines = self.text.split("\n")
-        before = "".join(f"{one}\n" for one in lines[: line - 1]) + lines[line - 1][: column - 1]
-        return len(before.encode())
-
     def bounds(self, node: ast.AST) -> tuple[int, int]:
         """Offsets of the start and the end of a node's text."""
         line, column, end_line, end_column = place_of(node)
@@ -123,12 +154,30 @@ class Source:
             current = self._parents[current]
         return current
 
-    def function_of(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-        """The innermost function around a node; None outside functions."""
+    def function_of(self, node: ast.AST) -> Function | None:
+        """The innermost function around a node, possibly a lambda; None outside functions."""
         current: ast.AST | None = node
-        while current is not None and not isinstance(current, FUNCTIONS):
+        while current is not None and not isinstance(current, (*FUNCTIONS, ast.Lambda)):
             current = self._parents.get(current)
         return current
+
+    def scopes_of(self, node: ast.AST) -> Iterator[Scope]:
+        """The functions, lambdas and comprehensions around a node, the innermost first: each has names of its own."""
+        current: ast.AST | None = node
+        while current is not None:
+            if isinstance(current, (*FUNCTIONS, ast.Lambda, *COMPREHENSIONS)):
+                yield current
+            current = self._parents.get(current)
+
+    def around(self, node: ast.expr) -> list[ast.expr]:
+        """The expressions around an expression in the same function, lambda or comprehension, the innermost first."""
+        result: list[ast.expr] = []
+        current = self._parents.get(node)
+        while isinstance(current, ast.expr | ast.keyword) and not isinstance(current, (ast.Lambda, *COMPREHENSIONS)):
+            if isinstance(current, ast.expr):
+                result.append(current)
+            current = self._parents.get(current)
+        return result
 
     def following(self, statement: ast.stmt) -> list[ast.stmt]:
         """The statements after a statement, in the same block."""
@@ -153,26 +202,30 @@ class Source:
         if not below:
             if not self.begins_line(statement):
                 return self.insertion(self.bounds(statement)[0], f"{text}; ")
-            return self.insertion(self.offset(statement.lineno, 0), f"{indent}{text}\n")
-        if not self.begins_line(statement):
+            return self.insertion(self.offset(statement.lineno, 0), f"{indent}{text}{self.newline}")
+        if not self.begins_line(statement) or not self.ends_line(statement):
             return self.insertion(self.bounds(statement)[1], f"; {text}")
-        end = (
-            min(self.offset((statement.end_lineno or 0) + 1, 0), len(self._bytes))
-            if self._has_line_after(statement)
-            else len(self._bytes)
-        )
-        return self.insertion(end, f"{indent}{text}\n")
+        end = self._end_of_line(statement)
+        if not self._bytes[:end].endswith(b"\n"):  # the last line of a file
+            return self.insertion(end, f"{self.newline}{indent}{text}")
+        return self.insertion(end, f"{indent}{text}{self.newline}")
 
-    def _has_line_after(self, statement: ast.stmt) -> bool:
-        return (statement.end_lineno or 0) < len(self._starts)
+    @cached_property
+    def newline(self) -> str:
+        """How the lines of the file end."""
+        return "\r\n" if b"\r\n" in self._bytes else "\n"
+
+    def _end_of_line(self, statement: ast.stmt) -> int:
+        """Offset of the line below a statement; of the end of the file for its last line."""
+        return self._starts[statement.end_lineno or 0]
 
     def deletion(self, statement: ast.stmt) -> Edits:
-        """Delete a statement with its line; `pass` remains of the only statement of a block."""
-        if len(self._block(statement)) < 2 or not self.begins_line(statement):
+        """Delete a statement with its line; `pass` remains of the only statement of a block, or beside other statements."""
+        is_alone = self.begins_line(statement) and self.ends_line(statement)
+        if len(self._block(statement)) < 2 or not is_alone:
             return (self.replacement(statement, "pass"),)
         start = self.offset(statement.lineno, 0)
-        end = self.offset((statement.end_lineno or 0) + 1, 0) if self._has_line_after(statement) else len(self._bytes)
-        return (Edit(self.file, start, end, ""),)
+        return (Edit(self.file, start, self._end_of_line(statement), ""),)
 
     def _block(self, statement: ast.stmt) -> list[ast.stmt]:
         around = self._parents[statement]
@@ -197,11 +250,6 @@ class Source:
         """Replace the text of a node."""
         return Edit(self.file, *self.bounds(node), text)
 
-    def closed(self, node: ast.expr) -> str:
-        """The text of an expression to which an attribute can be appended."""
-        text = self.segment(node)
-        return text if isinstance(node, ATOMS) else f"({text})"
-
     def indentation(self, statement: ast.stmt) -> str:
         """The white space before a statement that begins its line; "" for a statement after another one."""
         line = self._bytes[self._starts[statement.lineno - 1] :][: statement.col_offset].decode()
@@ -211,6 +259,28 @@ class Source:
         """Whether nothing but white space precedes a statement in its line."""
         before = self._bytes[self._starts[statement.lineno - 1] :][: statement.col_offset]
         return not before.strip()
+
+    def is_blank(self, line: int) -> bool:
+        """Whether a line has nothing but white space."""
+        return not self._bytes[self._starts[line - 1] : self._starts[line]].strip()
+
+    def ends_line(self, statement: ast.stmt) -> bool:
+        """Whether no other statement follows a statement in its line."""
+        after = self._bytes[self.bounds(statement)[1] : self._end_of_line(statement)].decode().strip()
+        return not after or after.startswith("#")
+
+    def last_bracket(self, start: int, end: int) -> int:
+        """Offset after the last bracket that closes between two offsets, where no expression begins; `start` without one."""
+        result, is_comment = start, False
+        for offset in range(start, end):
+            character = self._bytes[offset : offset + 1]
+            if character == b"#":
+                is_comment = True
+            elif character in (b"\n", b"\r"):
+                is_comment = False
+            elif character == b")" and not is_comment:
+                result = offset + 1
+        return result
 
     def apply(self, edits: Iterable[Edit]) -> str:
         """The text after edits of this file. Insertions at one place keep their order.
@@ -273,11 +343,27 @@ def edited_texts(sources: Mapping[str, Source], edits: Iterable[Edit]) -> dict[s
     return {file: sources[file].apply(own) for file, own in by_file.items()}
 
 
+def base_of(files: Iterable[str]) -> Path:
+    """The folder in which a patch of files applies: their repository; without one, the working directory if it contains
+    all of them, and else the folder that they share."""
+    folders = [Path(file).absolute().parent for file in files]
+    repositories = {repository_of(folder) for folder in folders}
+    if len(repositories) == 1 and (repository := next(iter(repositories))) is not None:
+        return repository
+    if all(folder.is_relative_to(Path.cwd()) for folder in folders):
+        return Path.cwd()
+    return Path(os.path.commonpath(folders))
+
+
 def unified_diff(sources: Mapping[str, Source], edits: Iterable[Edit]) -> str:
-    """The edits as a patch that `git apply` and `patch -p1` take, with paths relative to the repository."""
+    """The edits as a patch that `git apply` and `patch -p1` take in the folder `base_of(files)`."""
     parts: list[str] = []
-    for file, text in sorted(edited_texts(sources, edits).items()):
-        name = from_repository(Path(file))
+    texts = edited_texts(sources, edits)
+    base = base_of(texts) if texts else Path()
+    for file, text in sorted(texts.items()):
+        name = Path(file).absolute().relative_to(base).as_posix()
+        if " " in name:
+            name = f"{name}\t"  # a tab ends the name
         lines = difflib.unified_diff(_lines(sources[file].text), _lines(text), f"a/{name}", f"b/{name}")
         parts.extend(_with_end(line) for line in lines)
     return "".join(parts)
@@ -294,8 +380,15 @@ def _with_end(line: str) -> str:
 
 
 def walk_own(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and the nodes in it, without the bodies of nested functions and comprehensions, whose names are others."""
+    """A node and the nodes in it, without the bodies of nested functions and comprehensions, whose names are others, and
+    without formatted strings, whose places Python 3.11 does not tell."""
     yield node
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (*FUNCTIONS, ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)):
+        if not isinstance(child, (*FUNCTIONS, ast.Lambda, *COMPREHENSIONS, ast.JoinedStr)):
             yield from walk_own(child)
+
+
+def first_line(scope: Scope) -> int:
+    """The line at which Python says that a function, lambda or comprehension begins: that of its first decorator."""
+    decorators = getattr(scope, "decorator_list", ())
+    return min([scope.lineno, *(one.lineno for one in decorators)])

@@ -21,7 +21,7 @@ from ..rehearsal.rehearse import problems_of, rehearse_as_written
 from ..rehearsal.result import AS_WRITTEN, RecipeRun
 from .candidates import SAFE, UNSAFE, Candidate, Proposer
 from .places import Sources
-from .source import Edits, Source, edited_texts, unified_diff
+from .source import Edits, Source, edited_texts, first_line, unified_diff
 from .workshop import open_for_step
 
 STEPS = 40
@@ -40,14 +40,14 @@ CLOSER = 0.5
 class StepStanding:
     """What a rehearsal says of a step as written, and in FP32.
 
-    problems: (kind, sentence, line as `file.py:line`). loss, fp32: final losses. files: {file name: path} of the user's
+    problems: (kind, sentence, line as `file.py:line`). loss, fp32: final losses. files: {file name: paths} of the user's
     modules. blamed: lines at which Inf or NaN first appeared. kinds: what the names in functions stand for.
     """
 
     problems: tuple[tuple[str, str, str], ...] = ()
     loss: float = math.nan
     fp32: float = math.nan
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     blamed: tuple[str, ...] = ()
     crash: str = ""
 
@@ -81,7 +81,9 @@ def rehearse_step(job: Mapping[str, Any]) -> StepStanding:
         runs = rehearse_as_written(step, batches, STEPS, job["seed"], name)
         modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         own = [file for file in modules if isinstance(file, str) and kind_of(file) == "own"]
-        files = {Path(file).name: file for file in own}
+        files: dict[str, tuple[str, ...]] = {}
+        for file in own:
+            files[Path(file).name] = (*files.get(Path(file).name, ()), file)
         if AS_WRITTEN not in runs:
             return StepStanding(loss=runs["fp32"].last_loss(), fp32=runs["fp32"].last_loss(), files=files)
         run = runs[AS_WRITTEN]
@@ -155,7 +157,7 @@ class _Repairs:
             try:
                 texts = edited_texts(self._sources.by_file, (*taken, *candidate.edits))
                 for text in texts.values():
-                    compile(text, "edited", "exec", dont_inherit=True)
+                    compile(text.encode(), "edited", "exec", dont_inherit=True)
             except (ValueError, SyntaxError):
                 continue
             self._trials += 1
@@ -167,25 +169,24 @@ class _Repairs:
 
     def _candidates(self, now: StepStanding) -> Iterator[tuple[Candidate, str]]:
         for kind, text, line in now.problems:
-            place = self._place(now, line)
-            if place is not None and kind in REPAIRS:  # others, such as a loss behind FP32's, have no line
-                for candidate in REPAIRS[kind](*place):
-                    yield candidate, f"{kind}: {text.partition(':')[0]}"
+            for place in self._places(now, line):
+                if kind in REPAIRS:  # others, such as a loss behind FP32's, have no line
+                    for candidate in REPAIRS[kind](*place):
+                        yield candidate, f"{kind}: {text.partition(':')[0]}"
         for line in now.blamed:
-            place = self._place(now, line)
-            if place is not None:
+            for place in self._places(now, line):
                 for candidate in _in_fp32(*place):
                     yield candidate, f"Inf or NaN first appears at {line}"
 
-    def _place(self, now: StepStanding, line: str) -> tuple[Source, ast.stmt] | None:
-        """The statement at a line such as `train.py:12`; None if the line is in no function of the user's."""
+    def _places(self, now: StepStanding, line: str) -> Iterator[tuple[Source, ast.stmt]]:
+        """The statements in functions of the user's at a line such as `train.py:12`: several files may have one name."""
         name, _, number = line.rpartition(":")
-        file = now.files.get(name)
-        source = self._sources.of(file) if file is not None else None
-        if source is None or not number.isdecimal():
-            return None
-        statement = source.statement_at(int(number))
-        return (source, statement) if statement is not None else None
+        for file in now.files.get(name, ()):
+            source = self._sources.of(file)
+            if source is not None and number.isdecimal():
+                statement = source.statement_at(int(number))
+                if statement is not None:
+                    yield source, statement
 
     def _fix(self, candidate: Candidate, problem: str, before: StepStanding, after: StepStanding) -> Fix:
         first = min(candidate.edits)
@@ -389,14 +390,13 @@ def _in_fp32(source: Source, statement: ast.stmt) -> Iterator[Candidate]:
     function = source.function_of(statement)
     if value is None or function is None:
         return
-    lines = [function.lineno, *(one.lineno for one in function.decorator_list)]
     called = {id(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)}
     names = [node for node in ast.walk(value) if isinstance(node, ast.Name) and id(node) not in called]
     assigned = {
         node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     assigned |= {one.arg for one in function.args.args}
-    kinds = {(source.file, min(lines), node.id): "float" for node in names if node.id in assigned}
+    kinds = {(source.file, first_line(function), node.id): "float" for node in names if node.id in assigned}
     yield from Proposer(source, kinds).in_fp32(value)
 
 

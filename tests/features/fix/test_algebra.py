@@ -96,6 +96,25 @@ def test_a_local_variable_stands_for_its_value_unless_what_it_reads_changes() ->
     assert rewritten(text.format("    x = x * 2\n"), RULES["RED005"]) == []
 
 
+@pytest.mark.parametrize("change", ["e[0] = 1", "e.clamp_(max=9)", "x[0] = 1"])
+def test_a_value_that_is_changed_in_place_does_not_stand_for_its_variable(change: str) -> None:
+    text = f"def forward(x):\n    e = torch.exp(x)\n    {change}\n    return torch.log(e.sum(-1))\n"
+    assert rewritten(text, RULES["RED005"]) == []
+
+
+def test_an_expression_over_several_lines_stays_python() -> None:
+    text = "def forward(x):\n    return 1 - (torch.sum(x\n        .abs(), -1) / 64)\n"
+    found = [after for _, after in rewritten(text, RULES["RED001"])]
+    assert found
+    for after in found:
+        ast.parse(after)
+
+
+def test_formatted_strings_stay_as_they_are() -> None:
+    text = 'def forward(x):\n    return f"{torch.exp(x).sum(-1).log()}"\n'
+    assert rewritten(text, RULES["RED005"]) == []
+
+
 def test_an_operand_is_put_in_parentheses() -> None:
     text = "def forward(q, k, b):\n    return b - q @ k / 8.0\n"
     ((_, after),) = rewritten(text, RULES["ATT001"])

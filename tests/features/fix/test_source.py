@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from auditor.features.fix.source import (
+    BOM,
     Edit,
     Source,
+    base_of,
     clash,
     edited_texts,
     expression_before,
@@ -36,7 +38,6 @@ def test_offsets_are_in_bytes() -> None:
     node = only(source, "é + y")
     assert source.segment(node) == "é + y"
     assert source.place_of_offset(source.bounds(node)[1]) == (3, 15)
-    assert source.offset_of(3, 15) == source.bounds(node)[1]
 
 
 def test_edits_at_one_place_compose_and_comments_stay() -> None:
@@ -85,3 +86,81 @@ def test_the_diff_is_a_patch(tmp_path: Path, end: str) -> None:
     given: dict[str, Any] = {"cwd": tmp_path, "check": True, "text": True, "input": patch}
     subprocess.run(["git", "apply", "-"], **given)
     assert file.read_text() == after
+
+
+def test_python_gives_these_places_itself() -> None:
+    """The span of a call whose method stands on a later line, as the interpreter reports it."""
+    text = "def forward(x):\n    return (x\n        .strip()\n        .missing())\n"
+    source = Source("m.py", text)
+    space: dict[str, Any] = {}
+    exec(compile(text, "m.py", "exec"), space)
+    places = {tuple(place) for place in space["forward"].__code__.co_positions() if None not in place}
+    calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    found = []
+    for line, end_line, column, end_column in places:
+        found.append(source.expression_at(Span("m.py", line, column, end_line, end_column)))
+    assert set(calls) <= set(found)
+
+
+def test_lines_keep_their_ends_and_their_indentation() -> None:
+    text = "def step():\r\n\tunscale()\r\n\tclip(); step()\r\n"
+    source = Source("m.py", text)
+    unscale, clip, step = source.tree.body[0].body  # type: ignore[attr-defined]
+    assert source.apply([source.line_insertion(unscale, "zero()")]).splitlines(keepends=True)[1] == "\tzero()\r\n"
+    assert source.apply([source.line_insertion(unscale, "zero()", below=True)]) == (
+        "def step():\r\n\tunscale()\r\n\tzero()\r\n\tclip(); step()\r\n"
+    )
+    assert source.apply([source.line_insertion(clip, "zero()", below=True)]).endswith("\tclip(); zero(); step()\r\n")
+    assert source.apply(source.deletion(clip)).endswith("\tpass; step()\r\n")
+    assert source.apply(source.deletion(step)).endswith("\tclip(); pass\r\n")
+    assert source.apply(source.deletion(unscale)) == "def step():\r\n\tclip(); step()\r\n"
+
+
+def test_a_line_below_the_last_one_of_a_file_that_ends_without_a_line_end() -> None:
+    source = Source("m.py", "def step():\n    one()\n    two()")
+    last = source.tree.body[0].body[-1]  # type: ignore[attr-defined]
+    assert source.apply([source.line_insertion(last, "three()", below=True)]).endswith("\n    two()\n    three()")
+
+
+def test_a_byte_order_mark_stays(tmp_path: Path) -> None:
+    file = tmp_path / "m.py"
+    file.write_text(BOM + "x = [1].copy()\n")
+    source = Source.read(str(file))
+    node = only(source, "[1].copy()")
+    assert source.segment(node) == "[1].copy()"
+    assert source.apply(source.after(node, ".pop()")) == BOM + "x = [1].copy().pop()\n"
+
+
+def test_a_file_in_another_encoding_is_not_changed(tmp_path: Path) -> None:
+    file = tmp_path / "m.py"
+    file.write_text("# -*- coding: latin-1 -*-\nx = 'é'\n")  # as UTF-8: Python reads other characters
+    with pytest.raises(ValueError, match="iso-8859-1"):
+        Source.read(str(file))
+
+
+def test_expressions_in_formatted_strings_have_no_place() -> None:
+    source = Source("m.py", 'def forward(x):\n    return f"{x.exp()}", x.exp()\n')
+    strings = [node for node in ast.walk(source.tree) if isinstance(node, ast.JoinedStr)]
+    assert all(source.is_formatted(node) for node in ast.walk(strings[0]))
+    assert not source.is_formatted(source.tree.body[0])
+
+
+def test_files_of_one_name_outside_a_repository_have_different_names_in_a_patch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    sources: dict[str, Source] = {}
+    for name in ("left", "right side"):
+        file = tmp_path / "project" / name / "ops.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(TEXT)
+        sources[str(file)] = Source.read(str(file))
+    edits = [edit for source in sources.values() for edit in source.after(only(source, "x.exp()"), ".float()")]
+    patch = unified_diff(sources, edits)
+    assert base_of(sources) == tmp_path / "project"
+    for command in (["git", "apply", "-"], ["patch", "-p1", "-R"]):
+        subprocess.run(command, cwd=tmp_path / "project", check=True, text=True, input=patch)
+        files = [Path(file).read_text() for file in sources]
+        is_fixed = command[0] == "git"
+        assert files == [TEXT.replace("x.exp()", "x.exp().float()") if is_fixed else TEXT] * 2

@@ -1,0 +1,95 @@
+"""What is proposed at an expression, in the places where people write expressions."""
+
+import ast
+
+import pytest
+
+from auditor.features.fix.candidates import Proposer
+from auditor.features.fix.records import Kinds, Promotion
+from auditor.features.fix.source import Source
+
+X, Y = "x", "y"
+
+
+def proposer_of(text: str, *names: tuple[int, str]) -> Proposer:
+    """A Proposer for a text. names: (first line of a function, lambda or comprehension, its variable that is a tensor)."""
+    kinds: Kinds = {("m.py", line, name): "float" for line, name in names}
+    return Proposer(Source("m.py", text), kinds)
+
+
+def node_of(proposer: Proposer, text: str) -> ast.expr:
+    nodes = [one for one in ast.walk(proposer.source.tree) if isinstance(one, ast.expr)]
+    return next(one for one in nodes if ast.unparse(one) == text)
+
+
+def in_fp32(proposer: Proposer, text: str) -> list[str]:
+    """The edited texts of the candidates that compute an expression in FP32."""
+    return [proposer.source.apply(one.edits) for one in proposer.in_fp32(node_of(proposer, text))]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (
+            "ACTS = {\n    'loud': lambda x: torch.exp(x) * 1e-4,\n}\n",
+            (2, X),
+            "lambda x: (torch.exp(x.float()) * 1e-4).to(x.dtype),",
+        ),
+        (
+            "def f(xs):\n    return torch.cat([torch.exp(x) * 1e-4 for x in xs], -1)\n",
+            (2, X),
+            "torch.cat([(torch.exp(x.float()) * 1e-4).to(x.dtype) for x in xs], -1)",
+        ),
+        (
+            "def f(x):\n    if (m := torch.exp(x)).numel(): return m\n",
+            (1, X),
+            "if (m := torch.exp(x.float()).to(x.dtype)).numel(): return m",
+        ),
+    ],
+    ids=["lambda", "comprehension", "condition"],
+)
+def test_fp32_where_no_statement_can_follow(text: str, name: tuple[int, str], expected: str) -> None:
+    proposer = proposer_of(text, name)
+    assert any(expected in one for one in in_fp32(proposer, "torch.exp(x)"))
+
+
+def test_an_argument_with_a_keyword_is_part_of_its_call() -> None:
+    proposer = proposer_of("def f(x):\n    return g(h=torch.exp(x)) + 1\n", (1, X))
+    assert any("return g(h=torch.exp(x.float())).to(x.dtype) + 1" in one for one in in_fp32(proposer, "torch.exp(x)"))
+
+
+def test_a_small_factor_is_cast_back_instead_of_the_product() -> None:
+    text = "def f(x, y):\n    m = x.square().mean(-1)\n    return y * torch.rsqrt(m) * 50\n"
+    proposer = proposer_of(text, (1, X), (1, Y), (1, "m"))
+    expected = "    m = x.float().square().mean(-1)\n    return y * torch.rsqrt(m).to(x.dtype) * 50\n"
+    assert any(one.endswith(expected) for one in in_fp32(proposer, "x.square()"))
+
+
+def test_a_region_without_autocast_keeps_tabs_line_ends_and_blank_lines() -> None:
+    text = "def f(x):\r\n\ts = x @ x\r\n\r\n\treturn s - s.mean()\r\n"
+    proposer = proposer_of(text, (1, X), (1, "s"))
+    header = "\twith torch.autocast(x.device.type, enabled=False):\r\n"
+    found = [one for one in in_fp32(proposer, "x @ x") if header in one]
+    assert f"def f(x):\r\n{header}\t\ts = x.float() @ x.float()\r\n\r\n\t\treturn s - s.mean()\r\n" in found
+    assert all("\n" not in one.replace("\r\n", "") for one in found)
+
+
+def test_a_keyword_follows_an_argument_in_brackets_and_a_comment() -> None:
+    text = "def f(x):\n    return x + torch.zeros(\n        (x.shape[0]),\n        (3),  # (three)\n    )\n"
+    proposer = proposer_of(text, (1, X))
+    found = [
+        proposer.source.apply(one.edits)
+        for one in proposer.without_upcast(node_of(proposer, "x + torch.zeros(x.shape[0], 3)"))
+    ]
+    assert "        (3), dtype=x.dtype,  # (three)\n" in found[0]
+
+
+def test_a_promotion_in_a_lambda() -> None:
+    proposer = proposer_of("f = lambda x: x * TABLE\n", (1, X))
+    found = [proposer.source.apply(one.edits) for one in proposer.at_promotion(Promotion("m.py", 1, (X,)))]
+    assert "f = lambda x: (x * TABLE).to(x.dtype)\n" in found
+
+
+def test_a_name_that_is_assigned_is_no_value() -> None:
+    proposer = proposer_of("def f(x):\n    return (y := x.exp()) + 1\n", (1, X), (1, Y))
+    assert not any(".float() :=" in one for one in in_fp32(proposer, "(y := x.exp()) + 1"))
