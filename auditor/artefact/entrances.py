@@ -64,7 +64,7 @@ class PlanCalls:
             self.threads.busy = False
 
     def is_in_method(self) -> bool:
-        """Whether a method of the model, and not yet a forward, is in progress: the audit recorded none of its calls."""
+        """Whether a method of the model, and not yet a forward, is in progress: its calls were not recorded."""
         return getattr(self.threads, "in_method", False)
 
     def run_in(self, is_method: bool, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -131,8 +131,8 @@ def run_entrance(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any,
 
 
 def run_method(module: nn.Module, inner: Any, name: str, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """A public method of a module: an outermost call runs in the precision of the module, and so does a call by another
-    such method, whose own tensors may be FP32.
+    """A public method of a module: an outermost call runs in the precision of the module, and so does a call by
+    another such method, whose own tensors may be FP32.
 
     A generator that the method returns computes in this precision whenever it is resumed.
     """

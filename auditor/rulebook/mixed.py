@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from ..execution.mixtures import Mixture
 from ..numerics.nodes import arguments, dtype, row_of
 from ..records import Capture, Node, Placeholder
 from .names import Line, expression_at, line_at, refers_to
-from .repairs import Conversion, name_in_call, repair_of_call, repair_of_module
+from .repairs import Conversion, expressions_in, name_in_call, repair_of_call, repair_of_module
 
 MOST = 2
 """Maximum number of origins that a text names."""
@@ -168,14 +169,16 @@ class Describer:
         function = row_of(graph_node).name.lstrip("_")
         for span in node.expressions:
             expression = expression_at(span)
-            if expression is None:
-                continue
+            candidates: list[ast.AST] = [] if expression is None else [expression]
+            if span is node.expressions[0]:
+                candidates += expressions_in(node.code)  # also an assignment such as `result[rows] = y`
             owner = node.owner.rpartition(".")[2]
             if argument == "weight" and not self._has_weight(node, graph_node):
                 owner = ""  # such as an attention, whose weight has another name
-            text = name_in_call(expression, function, tuple(given), argument, owner)
-            if text is not None and refers_to(text, span, line):
-                return text
+            for each in candidates:
+                text = name_in_call(each, function, tuple(given), argument, owner)
+                if text is not None and refers_to(text, span, line):
+                    return text
         return None
 
     def _has_weight(self, node: Node, graph_node: fx.Node) -> bool:

@@ -34,7 +34,7 @@ def repair_of_call(code: str | None, function: str, conversion: Conversion) -> s
     not show the call or the arguments, or if another call would have to run twice."""
     names = {*conversion.converted, conversion.target}
     has_target = conversion.target not in conversion.converted  # false if both tensors are in one list argument
-    for node in _expressions(code) if has_target and conversion.converted else ():
+    for node in expressions_in(code) if has_target and conversion.converted else ():
         arguments = _arguments_of(node, function, conversion.order)
         if names <= arguments.keys() and not _calls(arguments[conversion.target]):
             converted = [arguments[name] for name in conversion.converted]
@@ -45,7 +45,7 @@ def repair_of_call(code: str | None, function: str, conversion: Conversion) -> s
 def repair_of_module(code: str | None, attribute: str) -> str | None:
     """The call of a module, the attribute or item of `self` with this name, with its first argument converted to the
     weight's dtype; None if the line does not show the call."""
-    for node in _expressions(code):
+    for node in expressions_in(code):
         if isinstance(node, ast.Call) and node.args and _last_name(node.func) == attribute:
             return _with(node, [node.args[0]], f"{_closed_text(node.func)}.weight.dtype")
     return None
@@ -77,7 +77,7 @@ def _same_dtype(node: ast.expr | None) -> ast.expr | None:
     return node
 
 
-def name_in_call(node: ast.expr, function: str, order: Sequence[str], argument: str, owner: str) -> str | None:
+def name_in_call(node: ast.AST, function: str, order: Sequence[str], argument: str, owner: str) -> str | None:
     """The plain name of a tensor that an operation reads, in the expression that calls the operation or its module.
 
     order: schema names of the operation's arguments; argument: which of them the tensor is. owner: the last name of the
@@ -94,7 +94,7 @@ def name_in_call(node: ast.expr, function: str, order: Sequence[str], argument: 
     return plain_name(node.args[0]) if is_first else None
 
 
-def _expressions(code: str | None) -> Iterator[ast.AST]:
+def expressions_in(code: str | None) -> Iterator[ast.AST]:
     """Every expression and assignment of a line of code; none if the line is only a part of a statement."""
     for text in (code or "", f"{code} pass"):  # such as `if f(x):`
         try:
