@@ -120,12 +120,14 @@ def _warns(finding: Finding, severe: set[str]) -> bool:
 
 
 def own_verdict(rule: Rule, rules: tuple[Rule, ...]) -> str:
-    """The worst verdict on what a rule names in its own example, in the formats it speaks of; "" if it is not measured."""
+    """The worst verdict on what a rule names in its own example, in the formats it speaks of; "" if it is not measured,
+    such as inputs of the model."""
     if not rule.measurable or not {*rule.formats} & {*FORMATS}:
         return ""
     findings, verdicts = measured(Specimen(rule.code, lambda: from_object(*example(rule)), failing=True), rules)
     named = [verdicts[finding.node] for finding in findings if finding.rule == rule.code]
-    return max((held[fmt].verdict for held in named for fmt in rule.formats if fmt in held), key=VERDICTS.index)
+    worst = [judged[fmt].verdict for judged in named for fmt in rule.formats if fmt in judged]
+    return max(worst, key=VERDICTS.index, default="")
 
 
 def found_in(specimen: Specimen, rules: tuple[Rule, ...]) -> tuple[Finding, ...]:
