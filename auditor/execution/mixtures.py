@@ -19,13 +19,16 @@ class Mixture:
     """Inputs of an operation that raises since their dtypes differ. wide: FP32 inputs; low: low-precision inputs.
 
     origins: operations and placeholders that made the FP32 values, in graph order. meetings: (operation, low-precision
-    input) of the operations that promote on the way from the origins, in graph order.
+    input) of the operations that promote on the way from the origins, in graph order. chain: the origins, the inputs, and
+    all between. written: those of `origins` whose dtype the model's code decides: conversions, and new tensors.
     """
 
     wide: tuple[str, ...]
     low: tuple[str, ...]
     origins: tuple[str, ...]
     meetings: tuple[tuple[str, str], ...] = ()
+    chain: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
 
 
 def find_mixtures(policy: Policy, resolution: Resolution) -> dict[str, Mixture]:
@@ -49,22 +52,37 @@ def _mixture(policy: Policy, resolution: Resolution, node: fx.Node) -> Mixture:
                 yield source
 
     reached = set(reach(wide, lambda reader: list(makers(reader))))
-    on_the_way = [each for each in policy.capture.graph_module.graph.nodes if each in reached]
-    first = [each.name for each in on_the_way if not any(makers(each))]
+    chain = [each for each in policy.capture.graph_module.graph.nodes if each in reached]
+    first = [each for each in chain if not any(makers(each))]
     meetings = [
         (each.name, source.name)
-        for each in on_the_way
+        for each in chain
         for source in each.all_input_nodes
-        if each.name not in first and is_low(_format_given(resolution, source.name, each.name))
+        if each not in first and is_low(_format_given(resolution, source.name, each.name))
     ]
-    return Mixture(tuple(source.name for source in wide), low, tuple(first), tuple(meetings))
+    return Mixture(
+        wide=tuple(source.name for source in wide),
+        low=low,
+        origins=tuple(each.name for each in first),
+        meetings=tuple(meetings),
+        chain=tuple(each.name for each in chain),
+        written=tuple(each.name for each in first if _is_written(each)),
+    )
 
 
 def _is_origin(policy: Policy, node: fx.Node) -> bool:
     """Whether the result is FP32 whatever the inputs are: the code requests a dtype, or autocast runs it in FP32."""
-    if row_of(node).cast or any(isinstance(value, torch.dtype) for value in (*node.args, *node.kwargs.values())):
-        return True
-    return policy.casts(policy.capture.nodes[node.name]).autocast in ("fp32", "fp32_unless_dtype")
+    return _asks(node) or policy.casts(policy.capture.nodes[node.name]).autocast in ("fp32", "fp32_unless_dtype")
+
+
+def _asks(node: fx.Node) -> bool:
+    """Whether the code requests a dtype: a conversion, or an argument."""
+    return row_of(node).cast or any(isinstance(value, torch.dtype) for value in (*node.args, *node.kwargs.values()))
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether the code decides the dtype of an operation's result: it requests one, or makes a tensor from numbers."""
+    return node.op == "call_function" and (_asks(node) or not node.all_input_nodes)
 
 
 def _format_given(resolution: Resolution, source: str, reader: str) -> str:

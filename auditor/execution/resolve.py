@@ -104,16 +104,19 @@ def reached_by(capture: Capture, format: str) -> dict[str, tuple[str, ...]]:
 class Resolver:
     """Predicts dtypes for many policies of one capture; recomputes only nodes that differ from the previous policy."""
 
-    def __init__(self, capture: Capture, lowered: frozenset[str] = frozenset()) -> None:
-        """lowered: FP32 values that are taken to be in low precision where they meet low-precision values."""
-        self._lowered = lowered
+    def __init__(
+        self, capture: Capture, lowered: frozenset[str] = frozenset(), made_low: frozenset[str] = frozenset()
+    ) -> None:
+        """lowered: FP32 values that are taken to be in low precision where they meet low-precision values. made_low:
+        operations whose FP32 results are taken to be in low precision where their module is."""
+        self._lowered, self._made_low = lowered, made_low
         self._executor = Executor(capture.graph_module)
         self._kinds = {n: _kind_of(n) for n in capture.graph_module.graph.nodes}
 
     def __call__(self, policy: Policy) -> Resolution:
         """Predict the dtype of every node under a policy."""
         executor = self._executor
-        executor.semantics = _FormatSemantics(policy, self._kinds, self._lowered)
+        executor.semantics = _FormatSemantics(policy, self._kinds, self._lowered, self._made_low)
         result = dict(executor.before.values) if executor.before else {}
         for n, node_type in executor.steps(*policy.capture.placeholders):
             result[n.name] = node_type
@@ -166,9 +169,15 @@ class _InputFormats:
 class _FormatSemantics(Semantics):
     """Computes the format of each operation's result from the formats of its inputs."""
 
-    def __init__(self, policy: Policy, kinds: Mapping[fx.Node, _Kind], lowered: frozenset[str]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        kinds: Mapping[fx.Node, _Kind],
+        lowered: frozenset[str],
+        made_low: frozenset[str],
+    ) -> None:
         self.policy = policy
-        self._lowered = lowered
+        self._lowered, self._made_low = lowered, made_low
         self._kinds = kinds
 
     def differing_nodes(self, then: Semantics) -> Collection[str]:
@@ -204,6 +213,8 @@ class _FormatSemantics(Semantics):
         inputs.note_casts_of_kernel(asked_format if target is None else target.name)
         handed = self._handed(n, inputs, target)
         kernel, conflict = ("fp32", False) if casts.fp32_output else self._kernel(n, handed, asked_format)
+        if n.name in self._made_low and kernel == "fp32" and is_low(casts.precision):
+            return NodeType(casts.precision, casts.precision, reads_low=True)
         return NodeType(
             dtype=kernel if casts.literals.result is None else _name(casts.literals.result),
             kernel=kernel,

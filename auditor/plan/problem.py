@@ -260,7 +260,8 @@ class Problem:
     objective: what the plan minimizes: `time`, `memory`, or `flops` in FP32. All prices are in seconds: bytes and FLOPs
     count as the time that they take at the device's peak rates. repaired: nodes that are assumed to be repaired in the
     model's source, see repairs.py; lowered: nodes and placeholders in FP32 that are then converted to the dtype of the low-precision values
-    which they meet. rewritten: those of `repaired` that compute in low precision.
+    which they meet; made_low: operations whose FP32 results are then made in low precision. rewritten: those of
+    `repaired` that compute in low precision.
     """
 
     capture: Capture
@@ -273,6 +274,7 @@ class Problem:
     objective: str = "time"
     repaired: frozenset[str] = frozenset()
     lowered: frozenset[str] = frozenset()
+    made_low: frozenset[str] = frozenset()
     rewritten: frozenset[str] = frozenset()
     evaluated: dict[frozenset[str], Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
     """{modules and functions in FP32: Candidate}, the cache of `evaluate`."""
@@ -344,7 +346,7 @@ class Problem:
 
     @cached_property
     def _resolver(self) -> Resolver:
-        return Resolver(self.capture, self.lowered)
+        return Resolver(self.capture, self.lowered, self.made_low)
 
     def cast_price(self, values: Iterable[str]) -> float:
         """Price of converting values once between FP32 and the plan's format."""

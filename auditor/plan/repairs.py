@@ -11,11 +11,13 @@ from ..artefact.strategies import strategy_of
 from ..execution.mixtures import Mixture, find_mixtures
 from ..execution.policy import plain
 from ..numerics.formats import runs
+from ..numerics.operations import operation
 from ..records import Contribution, Finding, Plan, Repair, Verdict
 from ..records.measure import FAILURES
 from ..records.paths import module_of
 from ..rulebook.failures import OTHERS
 from .context import PlanningContext
+from .costs import Cost
 from .problem import Problem
 from .search import MARGIN, MOST_OFF, Candidate
 
@@ -54,7 +56,7 @@ def predict_repairs(
     if chosen is not None and (chosen.objective != "time" or chosen.program is not None):
         return ()
     causes = _causes(findings)
-    rewritten = _rewritten(planning, findings)
+    rewrites = _Rewrites.of(planning, findings)
     if not causes:
         return ()
     before = chosen.predicted_speedup if chosen is not None else 1.0
@@ -65,7 +67,7 @@ def predict_repairs(
     causes = dict(sorted(causes.items(), key=lambda pair: -_fp32_seconds(first, pair[1]))[:MOST_CAUSES])
 
     def repair(*group: str) -> Repair:
-        return _best(starts, group, {name for cause in group for name in causes[cause]}, before, rewritten)
+        return _best(starts, group, {name for cause in group for name in causes[cause]}, before, rewrites)
 
     repairs = [repair(cause) for cause in causes]
     joint = repair(*causes)
@@ -119,19 +121,31 @@ def _fp32_seconds(problem: Problem, names: Collection[str]) -> float:
 
 
 def _best(
-    starts: Sequence[_Start], causes: tuple[str, ...], names: Collection[str], before: float, rewritten: Set[str]
+    starts: Sequence[_Start], causes: tuple[str, ...], names: Collection[str], before: float, rewrites: _Rewrites
 ) -> Repair:
     """The fastest plan of all strategies and formats after the repair of the operations `names`."""
     repairs = []
     for start in starts:
-        problem = repaired(start.problem, names, rewritten)
-        point = problem.cheapest(start.allowed)
-        low = problem.evaluate(())
-        if low.predicted_error <= start.allowed / MARGIN and low.seconds <= point.seconds:
-            point = low  # as in a search, everything in low precision may use the whole budget
-        kept = {module_of(path) for path in point.high} if point.high else set()
-        repairs.append(Repair(causes, start.plan.name, _speedup(problem, point), before, len(kept)))
+        for problem in _ways(start.problem, names, rewrites):
+            point = problem.cheapest(start.allowed)
+            low = problem.evaluate(())
+            if low.predicted_error <= start.allowed / MARGIN and low.seconds <= point.seconds:
+                point = low  # as in a search, everything in low precision may use the whole budget
+            kept = {module_of(path) for path in point.high} if point.high else set()
+            repairs.append(Repair(causes, start.plan.name, _speedup(problem, point), before, len(kept)))
     return max(repairs, key=attrgetter("speedup"))
+
+
+def _ways(problem: Problem, names: Collection[str], rewrites: _Rewrites) -> Iterator[Problem]:
+    """The problem after a repair: where operands had two dtypes, with FP32 values converted where they meet low-precision
+    ones, or made in low precision from the start."""
+    mixtures = _mixtures(problem, names)
+    after = repaired(problem, names, rewrites, mixtures)
+    yield after
+    made = frozenset(name for one in mixtures.values() for name in one.written)
+    if made:
+        left_out = {name: Cost(0, 0, True) for name in made if operation(problem.capture.nodes[name].op).cast}
+        yield replace(after, made_low=made, costs={**after.costs, **left_out})
 
 
 def _speedup(problem: Problem, point: Candidate) -> float:
@@ -139,21 +153,34 @@ def _speedup(problem: Problem, point: Candidate) -> float:
     return problem.evaluate(problem.energy.scopes).seconds / point.seconds if point.seconds else 1.0
 
 
-def _rewritten(planning: PlanningContext, findings: Sequence[Finding]) -> frozenset[str]:
-    """The operations with a finding of a rule whose `[[fix]]` rewrites the algebra: these stay in low precision."""
-    codes = {rule.code for rule in planning.options.rulebook if any(fix.safety != "display" for fix in rule.fixes)}
-    return frozenset(finding.node for finding in findings if finding.rule in codes)
+@dataclass(frozen=True)
+class _Rewrites:
+    """Operations with a finding of a rule whose `[[fix]]` rewrites the algebra: these stay in low precision. joined: those
+    that one operation replaces together."""
+
+    low: frozenset[str] = frozenset()
+    joined: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, planning: PlanningContext, findings: Sequence[Finding]) -> _Rewrites:
+        """The operations among findings."""
+        fixes = {
+            rule.code: [fix for fix in rule.fixes if fix.safety != "display"] for rule in planning.options.rulebook
+        }
+        low = frozenset(one.node for one in findings if fixes.get(one.rule))
+        joining = {code for code, own in fixes.items() if any(fix.joins for fix in own)}
+        return cls(low, frozenset(one.node for one in findings if one.rule in joining))
 
 
-def repaired(problem: Problem, names: Collection[str], rewritten: Set[str] = frozenset()) -> Problem:
+def repaired(problem: Problem, names: Collection[str], rewrites: _Rewrites, mixtures: Mapping[str, Mixture]) -> Problem:
     """The problem as it is after a repair of the operations `names`: they are safe, add no error, and accept two dtypes.
 
-    The same holds for the operations that follow and only fail on the range of their values. A repaired operation still computes in FP32, so that its inputs and its result are converted. Rounding of the
-    values that it reads still counts, unless they turn Inf or NaN. Where an operation raises for its inputs' dtypes, the
-    FP32 values among them are converted. rewritten: operations that a repair leaves in low precision, as others.
+    The same holds for the operations that follow and only fail on the range of their values. A repaired operation still
+    computes in FP32, so that its inputs and its result are converted, unless `rewrites` names it. Rounding of the values
+    that it reads still counts, unless they turn Inf or NaN. mixtures: where an operation raises for its inputs' dtypes; the
+    FP32 values among them are converted.
     """
-    mixtures = _mixtures(problem, names)
-    lowered = frozenset(value for one in mixtures.values() for value in (*one.origins, *one.wide))
+    lowered = frozenset(value for one in mixtures.values() for value in (*one.chain, *one.wide))
     own = _until_small_again(problem, set(names) - mixtures.keys())
     safe = {name: Verdict("safe", "repaired in the source") for name in own}
     read = {source for name in own for source in problem.capture.nodes[name].inputs}
@@ -168,11 +195,30 @@ def repaired(problem: Problem, names: Collection[str], rewritten: Set[str] = fro
         fmt: {name: without_errors(name, known) for name, known in each.items()}
         for fmt, each in problem.contributions.items()
     }
-    verdicts = {**problem.verdicts, **safe}
-    stays_low = own if not rewritten.isdisjoint(names) else frozenset[str]()
+    stays_low = own if not rewrites.low.isdisjoint(names) else frozenset[str]()
+    joined = own if not rewrites.joined.isdisjoint(names) else frozenset[str]()
     return replace(
-        problem, contributions=contributions, verdicts=verdicts, repaired=own, lowered=lowered, rewritten=stays_low
+        problem,
+        costs={**problem.costs, **_costs_of_joined(problem, joined)},
+        contributions=contributions,
+        verdicts={**problem.verdicts, **safe},
+        repaired=own,
+        lowered=lowered,
+        rewritten=stays_low,
     )
+
+
+def _costs_of_joined(problem: Problem, joined: Set[str]) -> dict[str, Cost]:
+    """{operation: its Cost}, of operations that become one: values that pass between them are neither stored nor read."""
+    result = {}
+    for name in joined:
+        users = problem.users.get(name, ())
+        values = [source for source in problem.capture.nodes[name].inputs if source not in joined]
+        if not users or not joined >= set(users):
+            values.append(name)
+        elements = sum(problem.elements.get(value, 0) for value in values)
+        result[name] = replace(problem.costs[name], elements=elements)
+    return result
 
 
 def _mixtures(problem: Problem, names: Collection[str]) -> dict[str, Mixture]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import string
 from collections.abc import Collection, Mapping
@@ -118,8 +119,26 @@ def _template(message: str) -> str:
     return message.strip()
 
 
+def _pattern(text: str) -> str:
+    """Check that a text with holes is a Python expression."""
+    try:
+        operations_in(text)
+    except SyntaxError as error:
+        raise refusal(f"is not a Python expression with holes: {error.msg}") from error
+    return text
+
+
+def operations_in(template: str) -> int:
+    """Number of calls and operators in an expression with holes such as `{x}` and `{*how}`; conversions do not count."""
+    text = re.sub(r"\{(\*?)(\w+)(:\w+)?\}", r"\1\2", template)
+    nodes = [node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Call | ast.BinOp)]
+    names = [ast.unparse(node.func) if isinstance(node, ast.Call) else "" for node in nodes]
+    return sum(not name.endswith((".float", ".to")) for name in names)
+
+
 Text = Annotated[str, Strict(), AfterValidator(_require_text)]
 Texts = Annotated[tuple[Text, ...], Field(min_length=1)]
+Patterns = Annotated[tuple[Annotated[Text, AfterValidator(_pattern)], ...], Field(min_length=1)]
 When = Annotated[Condition, PlainValidator(all_of)]
 
 
@@ -185,9 +204,14 @@ class RuleFix(_Table):
     safety: `unsafe` if only rounding changes; `display` if results change, so that it is shown and never applied.
     """
 
-    match: Texts
-    replace: Texts
+    match: Patterns
+    replace: Patterns
     safety: Literal["safe", "unsafe", "display"] = "unsafe"
+
+    @property
+    def joins(self) -> bool:
+        """Whether one operation replaces several, so that their intermediate results are not stored."""
+        return operations_in(self.replace[0]) == 1 < min(map(operations_in, self.match))
 
 
 @dataclass(frozen=True)

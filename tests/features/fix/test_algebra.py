@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import TypeAdapter
 from torch import nn
 
 from auditor.features.fix.algebra import Rewriter, pattern_of
@@ -15,7 +16,7 @@ from auditor.features.fix.candidates import DISPLAY, Candidate, Proposer
 from auditor.features.fix.source import Source
 from auditor.numerics.metrics import output_error
 from auditor.rulebook.load import load_rules
-from auditor.rulebook.rule import Rule
+from auditor.rulebook.rule import Rule, RuleFix
 
 RULES = {rule.code: rule for rule in load_rules()}
 FIXING = [rule for rule in RULES.values() if rule.fixes]
@@ -119,6 +120,18 @@ def test_an_operand_is_put_in_parentheses() -> None:
     text = "def forward(q, k, b):\n    return b - q @ k / 8.0\n"
     ((_, after),) = rewritten(text, RULES["ATT001"])
     assert after == "def forward(q, k, b):\n    return b - ((q / 8.0) @ k)\n"
+
+
+def test_a_text_that_is_no_python_is_refused_with_its_rule() -> None:
+    with pytest.raises(ValueError, match="not a Python expression with holes"):
+        TypeAdapter(RuleFix).validate_python({"match": ["torch.log({x}"], "replace": ["{x}"]})
+
+
+def test_a_rewriting_joins_operations_if_one_is_left_of_several() -> None:
+    """`x.float().var(...)` is one operation, as autocast's own conversions are none."""
+    joining = {rule.code for rule in FIXING if any(fix.joins for fix in rule.fixes)}
+    assert {"RED005", "RED004", "RED006", "SFT002", "SFT005", "NRM002"} <= joining
+    assert joining.isdisjoint({"ATT001", "CON001", "CON005"})
 
 
 @pytest.mark.parametrize("rule", FIXING, ids=lambda rule: rule.code)
