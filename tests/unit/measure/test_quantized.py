@@ -436,7 +436,7 @@ JUMPS = {
     "floor division": lambda x: torch.div(x, 0.3, rounding_mode="floor"),
     "copysign": lambda x: torch.copysign(torch.ones_like(x), x),
     "angle": lambda x: torch.atan2(x[:, :32], x[:, 32:]),
-    "heaviside": lambda x: torch.heaviside(x, torch.ones(())),
+    "heaviside": lambda x: x + torch.heaviside(x, torch.ones(())),  # alone it is judged by the entries that flip
     "fake quantization": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.5, 0, -128, 127),
     "nearest entry": to_nearest,
 }
