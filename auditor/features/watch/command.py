@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from ...command.output import say
 from ...command.verb import WithTarget
@@ -13,7 +13,9 @@ from ...errors import LoadError
 from ...progress.shown import Display
 from ...records import folder
 from ...settings import Option
-from .capsule import About
+
+if TYPE_CHECKING:
+    from .capsule import About
 
 
 class Replay(WithTarget):
