@@ -148,7 +148,7 @@ def _held(measured: Measurement) -> int:
     """Bytes of all tensors of a measurement that are no weights."""
     names = [place.name for place in measured.capture.placeholders if place.kind == "parameter"]
     weights = {x.untyped_storage().data_ptr() for name in names for x in measured.live[name]}
-    kept = [value for name in measured.values if (value := measured.values._held.get(name)) is not None]
+    kept = [value for name in measured.values if (value := measured.values._stored.get(name)) is not None]
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors_in(kept)}
     return sum(size for place, size in storages.items() if place not in weights)
 
@@ -200,7 +200,7 @@ def test_values_that_are_not_stored_are_computed_again_bit_for_bit(
     model: Callable[[], nn.Module], x: Tensor, released: set[str]
 ) -> None:
     measured = measurement_of(seeded(model), x)
-    assert {name for name in measured.values if measured.values._held.get(name) is None} >= released
+    assert {name for name in measured.values if measured.values._stored.get(name) is None} >= released
     with torch.no_grad():
         for n, result in Executor(measured.capture.graph_module).steps(*measured.flat_inputs):
             assert n.op != "call_function" or torch.equal(measured.values[n.name], result), n.name
