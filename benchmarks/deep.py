@@ -148,12 +148,12 @@ class UNet(nn.Module):
         """Shape [B, 3, H, W], [B, width] -> [B, 3, H, W]."""
         time, x, skipped = self.embed(time), self.enter(x), []
         for stage in self.down:
-            for block in stage:
+            for block in stage:  # type: ignore[attr-defined]
                 skipped.append(x := block(x, time))
             x = F.avg_pool2d(x, 2)
         for stage in self.up:
             x = F.interpolate(x, scale_factor=2)
-            for block in stage:
+            for block in stage:  # type: ignore[attr-defined]
                 x = block(torch.cat([x, skipped.pop()], 1), time)
         return self.leave(x)
 

@@ -235,7 +235,7 @@ def plan_for(judge: Judge, limit: float) -> Planned:
         captured, relative = calibrate_paths(recordings, subject, options.formats, seed, output_metric, options.schemes)
         noise = noise_of(recordings.first, subject, output_metric, seed, native=False)
         measured = in_unit(relative, output_metric.unit)
-        judged = judge_verdicts(captured, measured, options.formats, output_metric.budget, noise.found)
+        judged = judge_verdicts(captured, measured, options.formats, output_metric.budget, noise.measured)
         model = MeasuredModel(subject, captured, measured, options, output_metric, noise)
         planning = PlanningContext.of(model, judged, ())
         making = QuantizedPlans(planning, margin=1.0)  # ModelOpt keeps none

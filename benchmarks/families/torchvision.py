@@ -103,7 +103,7 @@ def _register() -> None:
         "int sampling_ratio, bool aligned) -> Tensor"
     )
     _LIBRARY.impl("roi_align", pooling._roi_align, "CompositeImplicitAutograd")
-    extension._has_ops = lambda: True
+    extension._has_ops = lambda: True  # type: ignore[attr-defined]
 
 
 _register()

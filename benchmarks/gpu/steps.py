@@ -86,8 +86,9 @@ def _published(row: Any, device: str) -> Row:
 
     native = native_result(row, device)
     emulated = emulated_result(row)
+    native_text = f"raises {native.message[:160]}" if isinstance(native, Raised) else short(native)  # type: ignore[attr-defined]
     return {
-        "native": f"raises {native.message[:160]}" if isinstance(native, Raised) else short(native),
+        "native": native_text,
         "emulated": short(emulated),
         "published": short(row.printed),
         "native equals emulated": agree(row, native, emulated),

@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
+from auditor.numerics.entries import over_tensors, tensors_in
 from auditor.numerics.formats import is_low
 from auditor.numerics.kernels import run_op
-from auditor.numerics.nodes import arguments_of, over_tensors, tensors_in
+from auditor.numerics.nodes import arguments_of
 from tests.pretend_gpu.kernels import lent
 from tests.pretend_gpu.memory import on_pretend
 

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from auditor.numerics.autocast import autocast_arguments
+from auditor.numerics.entries import over_tensors
 from auditor.numerics.formats import FORMATS, format_of, is_low
-from auditor.numerics.nodes import operation_of, over_tensors
+from auditor.numerics.nodes import operation_of
 from tests.pretend_gpu.memory import NAME
 
 KEY = "AutocastPrivateUse1"

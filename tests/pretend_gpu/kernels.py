@@ -9,9 +9,9 @@ import torch
 
 from auditor.isolation.draws import in_float32, may_draw
 from auditor.numerics.casting import in_float32 as computed_in_float32
+from auditor.numerics.entries import over_tensors, tensors_in
 from auditor.numerics.formats import Format, format_of
 from auditor.numerics.kernels import CUDA_ARITHMETIC, UnsupportedInFormat, run_op
-from auditor.numerics.nodes import over_tensors, tensors_in
 from tests.pretend_gpu.memory import COUNT, NAME, on_cpu, on_pretend
 from tests.support.opinfo import has_half
 

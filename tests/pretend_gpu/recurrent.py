@@ -6,8 +6,8 @@ import torch
 from torch._decomp import decomposition_table
 
 from auditor.numerics.cells import STEPS
+from auditor.numerics.entries import over_tensors, tensors_in
 from auditor.numerics.kernels import run_op
-from auditor.numerics.nodes import over_tensors, tensors_in
 from tests.pretend_gpu.kernels import drawing, lent
 from tests.pretend_gpu.memory import on_pretend
 

@@ -133,8 +133,8 @@ def test_plans_of_schemes_reach_the_audit_as_their_stage_made_them(monkeypatch: 
     calls: list[tuple[Any, Any]] = []
     stage = schemes.measure_code
 
-    def noted(plans: Any, measured: Any, context: Any) -> Any:
-        calls.append((measured, stage(plans, measured, context)))
+    def noted(plans: Any, measured: Any, *context: Any) -> Any:
+        calls.append((measured, stage(plans, measured, *context)))
         return calls[-1][1]
 
     monkeypatch.setattr(schemes, "measure_code", noted)

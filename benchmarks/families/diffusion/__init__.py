@@ -35,7 +35,9 @@ ENTRIES: dict[str, Entry] = {
 def entry(kind: type) -> Entry:
     """What the tables say of a class, with what it takes over from another."""
     return _entry(
-        kind.__name__, set(inspect.signature(kind).parameters), set(inspect.signature(kind.forward).parameters)
+        kind.__name__,
+        set(inspect.signature(kind).parameters),
+        set(inspect.signature(kind.forward).parameters),  # type: ignore[attr-defined]
     )
 
 
