@@ -115,11 +115,10 @@ def held_outside(model: nn.Module) -> set[str]:
     """Names of meta parameters and buffers whose values accelerate's hooks store."""
     names = set[str]()
     for path, module in named_modules(model):
-        tensors = [*module.named_parameters(), *module.named_buffers()]
         for hook in _hooks(module):
             if not hook.offload:
                 continue
-            for name, tensor in tensors:
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 is_of_hook = hook.place_submodules or "." not in name
                 if tensor.is_meta and is_of_hook:
                     names.add(f"{path}.{name}" if path else name)
