@@ -194,8 +194,8 @@ def convert_weights(module: nn.Module, inner: Any, calls: PlanCalls, fn: Any, *a
         method, place = conversion_call()
         conversion = f"to({refused[0]})" if method in ("to", "type", "") else f"{method}()"
         warnings.warn(
-            f".{conversion}{place} does not change the model's dtypes, which the {calls.title} sets. For other dtypes, apply "
-            "another plan, or build the model again.",
+            f".{conversion}{place} does not change the model's dtypes, which the {calls.title} sets. "
+            "For other dtypes, apply another plan, or build the model again.",
             stacklevel=caller_level(),
         )
     return result
