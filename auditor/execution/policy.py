@@ -463,9 +463,14 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def _same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether two tensors have the same bits, strides and format; unlike numbers, equal NaNs do, and -0 and 0 do not."""
-    if not (is_plain(x) and is_plain(y)) or x.is_complex() or x.is_neg() or y.is_neg():
+    if not (_has_bits(x) and _has_bits(y)):
         return False
     if (x.dtype, x.shape, x.stride()) != (y.dtype, y.shape, y.stride()) or carried_in(x) is not carried_in(y):
         return False
     bits = _BITS[x.itemsize]
     return torch.equal(x.view(bits), y.view(bits))
+
+
+def _has_bits(x: torch.Tensor) -> bool:
+    """Whether the entries are stored as they are: not sparse, quantized, complex or negated on reading."""
+    return is_plain(x) and not (x.is_quantized or x.is_complex() or x.is_neg())
