@@ -88,17 +88,33 @@ def _verdicts_of(report: NodeReport | None) -> dict[str, str]:
 
 def regressions(both: Comparison) -> list[str]:
     """What got worse between two audits, in words: recommended plan, its error and speed-up, findings, verdicts."""
-    was, now = (audit.plans.get(audit.recommended or "") for audit in (both.before, both.after))
-    worse = [f"{was.name} was recommended before, no plan now"] if was and not now else []
-    if was and now and was.measured_error and now.measured_error and now.measured_error > BAND * was.measured_error:
-        worse.append(f"error {now.measured_error / was.measured_error:.1f} times as large as before")
-    if was and now and now.predicted_speedup < SLOWER * was.predicted_speedup:
-        worse.append(f"speed-up {was.predicted_speedup:.2f}x before, {now.predicted_speedup:.2f}x now")
+    worse = _worse_plan(both)
     for severity in ("error", "warning"):
-        if rules := [finding.rule for finding in both.new if finding.severity == severity]:
-            worse.append(f"new findings of severity {severity}: {len(rules)} ({', '.join(sorted({*rules}))})")
+        rules = [finding.rule for finding in both.new if finding.severity == severity]
+        if rules:
+            names = ", ".join(sorted({*rules}))
+            worse.append(f"new findings of severity {severity}: {len(rules)} ({names})")
     unsafe = sum(change.after == "unsafe" and change.before is not None for change in both.verdicts)
-    return [*worse, f"operations that became unsafe: {unsafe}"] if unsafe else worse
+    if unsafe:
+        worse.append(f"operations that became unsafe: {unsafe}")
+    return worse
+
+
+def _worse_plan(both: Comparison) -> list[str]:
+    """How the recommended plan of the later audit is worse than that of the earlier one, in words."""
+    before = both.before.plans.get(both.before.recommended or "")
+    after = both.after.plans.get(both.after.recommended or "")
+    if before is None:
+        return []
+    if after is None:
+        return [f"{before.name} was recommended before, no plan now"]
+    worse = list[str]()
+    old_error, new_error = before.measured_error, after.measured_error
+    if old_error and new_error and new_error > BAND * old_error:
+        worse.append(f"error {new_error / old_error:.1f} times as large as before")
+    if after.predicted_speedup < SLOWER * before.predicted_speedup:
+        worse.append(f"speed-up {before.predicted_speedup:.2f}x before, {after.predicted_speedup:.2f}x now")
+    return worse
 
 
 def settings(audit: Audit) -> dict[str, str]:

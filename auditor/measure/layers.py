@@ -450,13 +450,16 @@ class QuantizedModel:
     def runs_in_torchao(self, schemes: Mapping[str, str]) -> bool:
         """Whether torchao has CPU kernels for all layers in {layer: scheme}."""
         used = {key: scheme for key, scheme in schemes.items() if scheme}
-        modules, kinds = dict(self.model.named_modules()), (nn.Linear, nn.Embedding)
-        fits = all(SCHEMES[scheme].on_cpu and type(modules.get(key)) in kinds for key, scheme in used.items())
-        return bool(used) and fits and find_spec("torchao") is not None
+        if not used or find_spec("torchao") is None:
+            return False
+        modules = dict(self.model.named_modules())
+        has_kernels = all(SCHEMES[scheme].on_cpu for scheme in used.values())
+        are_layers = all(type(modules.get(key)) in (nn.Linear, nn.Embedding) for key in used)
+        return has_kernels and are_layers
 
     @contextmanager
     def _in_torchao(self, schemes: Mapping[str, str], dtype: torch.dtype | None) -> Iterator[None]:
-        """In the body, the layers are quantized by generated torchao code; `answer` restores the model. dtype: of all other
+        """In the body, the layers are quantized by generated torchao code; `run_model` restores the model. dtype: of all other
         layers; None leaves it."""
         names = dict[str, Any]()
         with quietly():  # torchao logs which libraries for GPUs it does not find

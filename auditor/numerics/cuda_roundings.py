@@ -172,8 +172,11 @@ def _round(given: Given, dtype: torch.dtype) -> Tensor:
 @exception("softshrink")
 def _softshrink(given: Given, dtype: torch.dtype) -> Tensor:
     """The threshold is rounded to the format; entries between -threshold and threshold become +0."""
-    x, limit = given["self"].float(), rounded_number(given["lambd"], dtype)
-    shrunk = torch.where(x > limit, x - limit, torch.where(x < -limit, x + limit, torch.zeros(())))
+    x = given["self"].float()
+    limit = rounded_number(given["lambd"], dtype)
+    shrunk = torch.zeros_like(x)
+    shrunk = torch.where(x > limit, x - limit, shrunk)
+    shrunk = torch.where(x < -limit, x + limit, shrunk)
     return torch.where(x.isnan(), x, shrunk).to(dtype)
 
 

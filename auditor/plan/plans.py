@@ -94,11 +94,13 @@ class Planner:
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """Verify the plans of these choices of precisions; plans that already ran are not run again."""
-        keys = {name: (name, point.high) for name, point in chosen.items()}
-        new = {name: self._plan_of(name, point) for name, point in chosen.items() if keys[name] not in self._ran}
+        new = dict[str, Plan]()
+        for name, point in chosen.items():
+            if (name, point.high) not in self._ran:
+                new[name] = self._plan_of(name, point)
         for name, plan in verify(self.planning, new).items():
-            self._ran[keys[name]] = plan
-        return {name: self._ran[key] for name, key in keys.items()}
+            self._ran[name, chosen[name].high] = plan
+        return {name: self._ran[name, point.high] for name, point in chosen.items()}
 
     def _plan_of(self, name: str, point: Candidate) -> Plan:
         """The plan of a choice of precisions, before it ran."""

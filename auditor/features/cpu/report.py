@@ -129,11 +129,20 @@ def both_section(audit: Audit, for_both: tuple[ForBoth, ...]) -> list[Block]:
 
 
 def _both_cells(plan: Plan, one: ForBoth) -> tuple[str, ...]:
-    cpu, cuda = set(one.cpu), set(one.cuda)
-    paths = (cpu & cuda, cpu - cuda, cuda - cpu)
-    named = [list_paths(sorted(each), MODULES_NAMED) if each else "none" for each in paths]
+    """A row of the table: the plan, the modules in FP32 on both, on this CPU alone and on CUDA alone, and four errors."""
+    on_cpu, on_cuda = set(one.cpu), set(one.cuda)
     errors = (one.error_of_cpu, one.error_of_cuda, one.error_on_cpu, one.error_on_cuda)
-    return (plan_title(plan), *named, *map(_error, errors))
+    return (
+        plan_title(plan),
+        _modules_text(on_cpu & on_cuda),
+        _modules_text(on_cpu - on_cuda),
+        _modules_text(on_cuda - on_cpu),
+        *map(_error, errors),
+    )
+
+
+def _modules_text(paths: set[str]) -> str:
+    return list_paths(sorted(paths), MODULES_NAMED) if paths else "none"
 
 
 PAGE = Page(

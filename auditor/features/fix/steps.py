@@ -325,10 +325,14 @@ def _scaled_update(source: Source, statement: ast.stmt) -> Iterator[Candidate]:
 
 
 def _no_update(source: Source, statement: ast.stmt) -> Iterator[Candidate]:
-    stepping = [(one, call) for one, call in _calls_in(source, statement, "step") if call.args]
-    if stepping and isinstance(stepping[-1][1].func, ast.Attribute):
-        scaler = source.segment(stepping[-1][1].func.value)
-        edit = source.line_insertion(stepping[-1][0], f"{scaler}.update()", below=True)
+    """`scaler.update()` below the last `scaler.step(optimizer)`."""
+    stepping = [(line, call) for line, call in _calls_in(source, statement, "step") if call.args]
+    if not stepping:
+        return
+    last_line, last_call = stepping[-1]
+    if isinstance(last_call.func, ast.Attribute):
+        scaler = source.segment(last_call.func.value)
+        edit = source.line_insertion(last_line, f"{scaler}.update()", below=True)
         yield Candidate("update the loss scale", SAFE, ((edit,),))
 
 

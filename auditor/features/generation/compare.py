@@ -355,12 +355,16 @@ def figures(batches: Sequence[ReferenceTokens], compared: dict[str, Any] | str) 
 def expected_flips(batches: Sequence[ReferenceTokens], change: float, sizes: torch.Tensor) -> tuple[float, int | None]:
     """Expected flips per 1,000 tokens, and the step at which half of the prompts are expected to have flipped (None: no
     step), if margins change by independent normal errors. sizes: [steps], standard deviations in units of `change`."""
-    best = torch.cat([one.best for one in batches]) / sizes.to(batches[0].best).clamp_min(1e-9)[:, None]
-    counts = torch.cat([one.counts for one in batches])
-    rows = best.flatten(0, 1)
-    chances = count_replaced(rows[:, :1], rows[:, 1:], change).view(counts.shape) * counts
-    first = _first((1 - chances).cumprod(1).mean(0) <= 0.5)
-    return 1000 * float(chances.sum()) / max(int(counts.sum()), 1), _whole(first)
+    best = torch.cat([one.best for one in batches])  # [prompts, steps, best tokens]
+    counts = torch.cat([one.counts for one in batches])  # [prompts, steps]: whether the token counts
+    deviations = sizes.to(best).clamp_min(1e-9)
+    in_deviations = (best / deviations[:, None]).flatten(0, 1)
+    chances = count_replaced(in_deviations[:, :1], in_deviations[:, 1:], change).view(counts.shape) * counts
+
+    tokens = max(int(counts.sum()), 1)
+    flips = 1000 * float(chances.sum()) / tokens
+    unchanged = (1 - chances).cumprod(1).mean(0)  # [steps]: share of prompts without a flip so far
+    return flips, _whole(_first(unchanged <= 0.5))
 
 
 def _first(flipped: torch.Tensor) -> float:

@@ -202,9 +202,15 @@ def quantization_section(audit: Audit) -> list[Block]:
 
 def _rules(layer: QuantizedLayer, audit: Audit) -> str:
     """Codes of the rules that are about the layer under its scheme, and whether the measurement confirms them."""
-    word = "confirmed" if layer.verdict.verdict in ("unsafe", "sensitive") else "not confirmed"
-    mine = [f for f in audit.findings if layer.scheme in f.formats and (f.owner, f.op) == (layer.owner, layer.op)]
-    return ", ".join(f"{one.rule} {word}" for one in mine if one.node in ("", layer.node))  # "": read from plan.json
+    is_confirmed = layer.verdict.verdict in ("unsafe", "sensitive")
+    word = "confirmed" if is_confirmed else "not confirmed"
+    texts = list[str]()
+    for finding in audit.findings:
+        is_of_operation = (finding.owner, finding.op) == (layer.owner, layer.op)
+        is_of_call = finding.node in ("", layer.node)  # "": read from plan.json
+        if layer.scheme in finding.formats and is_of_operation and is_of_call:
+            texts.append(f"{finding.rule} {word}")
+    return ", ".join(texts)
 
 
 def _by_scheme(audit: Audit) -> dict[str, list[QuantizedLayer]]:
