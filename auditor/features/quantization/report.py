@@ -60,7 +60,7 @@ def quantization_lines(audit: Audit) -> list[str]:
     """Lines for a terminal: each plan, the best one first; for each scheme, the number of safe layers; the worst layer,
     its cause and remedy."""
     lines = [_plan_line(plan, audit) for plan in plans_shown(audit)]
-    lines += filter(None, [_not_shown(audit)])
+    lines += filter(None, [_without_code(audit), _not_shown(audit)])
     for scheme, every in _by_scheme(audit).items():
         layers = [layer for layer in every if layer.has_kernel]
         safe, worst = sum(layer.verdict.verdict == "safe" for layer in layers), layers[0]
@@ -117,16 +117,16 @@ def _plan_line(plan: QuantizedPlan, audit: Audit) -> str:
     of_layers = f", and {plan.effective_bits:.2f} over {them}" if plan.effective_bits != plan.model_bits else ""
     return (
         f"{quantized_title(plan)}: {len(plan.layers) - len(kept)} of {count(len(plan.layers), 'layer')} quantized, with {plan.model_bits:.2f} bits per weight "
-        f"on average over the whole model{of_layers}. Compared with 16 bits, the model needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(plan.error)}, within the {budget}.{score}{despite}{_without_code(plan, audit)}{left}{_left_out(plan)}"
+        f"on average over the whole model{of_layers}. Compared with 16 bits, the model needs {percent(plan.weights_share)} of the weight memory{faster}. The error is {ratio(plan.error)}, within the {budget}.{score}{despite}{left}{_left_out(plan)}"
     )
 
 
-def _without_code(plan: QuantizedPlan, audit: Audit) -> str:
-    """A sentence on layers that the plan quantizes and no library's code does, such as experts in one parameter."""
-    paths = layers_without_code(audit, plan)
+def _without_code(audit: Audit) -> str:
+    """A sentence on layers that plans quantize and no library's code does, such as experts in one parameter."""
+    paths = dict.fromkeys(path for plan in plans_shown(audit) for path in layers_without_code(audit, plan))
     if not paths:
         return ""
-    return f" In 16 bits in all code, since no library quantizes them: {list_paths(paths, LAYERS_SHOWN, 'layer')}."
+    return f"In 16 bits in the code for every library: {list_paths([*paths], LAYERS_SHOWN, 'layer')}."
 
 
 def _left_out(plan: QuantizedPlan) -> str:

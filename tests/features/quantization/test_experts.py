@@ -129,7 +129,7 @@ def test_code_names_experts_that_its_library_leaves_in_16_bits() -> None:
     (one,) = found.quantized_plans
     assert one.as_pasted["compressed-tensors"].error < one.error  # of the router and the head alone
     shown = " ".join(text(found, width=200, color=False, most=100).split())
-    assert "In 16 bits in all code, since no library quantizes them: 0.up." in shown
+    assert "In 16 bits in the code for every library: 0.up." in shown
 
 
 def test_experts_that_are_multiplied_otherwise_are_named_and_count_in_the_average() -> None:
