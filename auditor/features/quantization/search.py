@@ -75,13 +75,13 @@ class QuantizedPlans:
         if not self.groups:
             return ()
         self.known[kept] = self.run({}, self.planning.subject.batches)._replace(error=0.0)
-        self.known |= self._runs_of_layers()
+        self.known |= self.runs_of_layers()
         self.verified[kept] = Verified("emulation", 0.0, 0.0, 0.0)
         result = [self._plan(scheme, (scheme,)) for scheme in schemes]
         result += [self._plan(MIXED, schemes)] if len(schemes) > 1 else []
         return tuple(replace(plan, dominated_by=_better_than(plan, result)) for plan in result)
 
-    def _runs_of_layers(self) -> dict[Choice, ChoiceRun]:
+    def runs_of_layers(self) -> dict[Choice, ChoiceRun]:
         """The runs that measured single layers, as runs of choices: of groups with one layer, if one recording has all
         batches in their order."""
         measured = self.planning.measured

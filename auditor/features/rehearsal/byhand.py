@@ -29,8 +29,12 @@ MOST_FACTORS = 6
 
 @dataclass(frozen=True)
 class _Change:
-    """A change of a gradient after `backward`. shrinks_by: norm before over norm after. is_division: whether it is a division by
-    the same number in both trials, or by one in proportion to the loss's factor. is_limit: whether it limits gradients to less than is usual for unscaled ones."""
+    """A change of a gradient after `backward`.
+
+    shrinks_by: norm before over norm after. is_division: whether it is a division by the same number in both trials, or
+    by one in proportion to the loss's factor. is_limit: whether it limits gradients to less than is usual for unscaled
+    ones.
+    """
 
     write: Write
     shrinks_by: float
@@ -91,15 +95,23 @@ def _judge(
             return None if limit is None else _limited(limit, factor, step)
     if division is not None and not _is_near(divided, 1.0):
         return _other_factor(factor, divided, division.line, step)
-    if is_fp16:
-        said = f"the loss is multiplied by {factor:g}, and its gradients are used without a division by it: divide them before, or use a GradScaler"
-        return StepFinding("update-with-scaled-gradients", said, update_line, step)
-    return None
+    return _not_divided(factor, update_line, step) if is_fp16 else None
+
+
+def _not_divided(factor: float, line: str, step: int) -> StepFinding:
+    message = (
+        f"the loss is multiplied by {factor:g}, and its gradients are used without a division by it: divide them before, "
+        "or use a GradScaler"
+    )
+    return StepFinding("update-with-scaled-gradients", message, line, step)
 
 
 def _limited(limit: Write, factor: float, step: int) -> StepFinding:
-    said = f"`{limit.operation}` limits gradients that are still multiplied by {factor:g}, and only then they are divided by it: divide them before"
-    return StepFinding("change-before-unscale", said, limit.line, step)
+    message = (
+        f"`{limit.operation}` limits gradients that are still multiplied by {factor:g}, and only then they are divided by "
+        "it: divide them before"
+    )
+    return StepFinding("change-before-unscale", message, limit.line, step)
 
 
 def _divisors(factors: tuple[float, ...], passes: int) -> Iterator[float]:
@@ -160,28 +172,33 @@ def _judge_copies(
     first: Trial, second: Trial, factor: float, grown: float, right: list[float], step: int
 ) -> StepFinding | None:
     """The finding on gradients of FP32 copies of the weights, which are made from those of the model."""
-    ones, others = _copied(first), _copied(second)
-    if not ones or not others:
+    in_first = _copied(first)
+    in_second = _copied(second)
+    if not in_first or not in_second:
         return None
-    divided = second.copies_norm / math.hypot(*(one.norm for one in others))
-    earlier = first.copies_norm / math.hypot(*(one.norm for one in ones))
+    divided = second.copies_norm / math.hypot(*(write.norm for write in in_second))
+    earlier = first.copies_norm / math.hypot(*(write.norm for write in in_first))
     if not _is_same(earlier, divided, grown) or any(_is_near(divided, one) for one in right):
         return None
     if _is_near(divided, 1.0):
-        said = f"the loss is multiplied by {factor:g}, and its gradients are used without a division by it: divide them before, or use a GradScaler"
-        return StepFinding("update-with-scaled-gradients", said, second.updates[0].line, step)
-    return _other_factor(factor, divided, others[-1].line, step)
+        return _not_divided(factor, second.updates[0].line, step)
+    return _other_factor(factor, divided, in_second[-1].line, step)
 
 
 def _copied(trial: Trial) -> list[Write]:
     """The gradients at the update of parameters that no backward pass reaches."""
-    known = [writes[-1] for writes in trial.writes.values() if writes and writes[0].operation != BACKWARD]
-    return [write for write in known if 0 < write.norm < math.inf] if trial.copies_norm else []
+    if not trial.copies_norm:
+        return []
+    last = [writes[-1] for writes in trial.writes.values() if writes and writes[0].operation != BACKWARD]
+    return [write for write in last if 0 < write.norm < math.inf]
 
 
 def _other_factor(factor: float, divided: float, line: str, step: int) -> StepFinding:
-    said = f"the loss is multiplied by {factor:g}, and its gradients are divided by {divided:.6g}: divide them by the same number, or use a GradScaler"
-    return StepFinding("divided-by-another-factor", said, line, step)
+    message = (
+        f"the loss is multiplied by {factor:g}, and its gradients are divided by {divided:.6g}: divide them by the same "
+        "number, or use a GradScaler"
+    )
+    return StepFinding("divided-by-another-factor", message, line, step)
 
 
 def _is_same(earlier: float, later: float, grown: float) -> bool:

@@ -687,7 +687,7 @@ def test_only_choices_that_ran_are_called_tested(monkeypatch: pytest.MonkeyPatch
             math.inf if any(schemes.values()) else 0.0, torch.zeros(1, 4096)
         ),
     )
-    monkeypatch.setattr(QuantizedPlans, "_runs_of_layers", lambda self: {})  # those that measured layers fail too
+    monkeypatch.setattr(QuantizedPlans, "runs_of_layers", lambda self: {})  # those that measured layers fail too
     failed = audited(seeded(halves), x, formats="fp8", max_error=0.1)
     shown = " ".join(text(failed, width=200, color=False, most=100).split())
     assert failed.quantized_plans[0].tested == 0
