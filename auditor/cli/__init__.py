@@ -24,7 +24,6 @@ from ..command.verb import PROGRAM, Verb, WithTarget
 from ..errors import AuditorError, caused_by, describe, first_line, out_of_memory, printable, suggest
 from ..features import parts
 from ..processes import (
-    end_with_caller,
     ignore_signals,
     is_interrupted,
     open_streams,
@@ -80,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         open_streams()
         unwind_on_signals()
-        end_with_caller()
 
     def command() -> int | None:
         verb = parse(words).model_copy(update={"command": f"{PROGRAM} {shlex.join(words)}"})

@@ -322,3 +322,15 @@ def test_a_pipeline_has_a_row_for_each_component_and_is_not_repeated(tmp_path):
     *others, failed = rows_of(task, Outcome(task.asked, 2, "hf:sd/text_encoder: no such weight"), None)
     assert [row.target.name for row in others] == ["sd/unet", "sd/vae"]
     assert (failed.state, failed.target.name, failed.said) == ("failed", "sd", ["hf:sd/text_encoder: no such weight"])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the death signal is Linux's")
+def test_an_audit_whose_fleet_has_ended_ends_before_the_command_line_is_imported(root):
+    fleet = subprocess.Popen([sys.executable, "-c", ""])
+    fleet.wait()
+    environment = {**os.environ, "AUDITOR_PARENT": str(fleet.pid), "PYTHONPATH": str(root)}
+    command = [sys.executable, "-X", "importtime", "-m", "auditor", "--help"]
+    audit = subprocess.run(command, env=environment, capture_output=True)
+    assert audit.returncode == -signal.SIGKILL
+    assert b"auditor.processes" in audit.stderr
+    assert b"auditor.cli" not in audit.stderr
