@@ -78,6 +78,10 @@ class NoNames(dict[str, Any]):
     """The empty keyword arguments of a batch that the user gave as one tensor, and not as a tuple of one tensor."""
 
 
+class OfList(dict[str, Any]):
+    """The empty keyword arguments of a batch that the user gave as a list: its entries may be batches of their own."""
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Batches and their source. synthetic: whether the values were generated. notes: for the user."""
@@ -244,8 +248,8 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
 
     One call: a tensor, a tuple or list of positional arguments, a dict of keyword arguments, or the pair (tuple, dict).
     Several calls: a list of tuples or dicts, or the first MOST_BATCHES items of another iterable. A list of tensors is
-    one call with several tensors; several calls of one tensor each are written [(a,), (b,)]. arrays: keep NumPy arrays
-    instead of converting them to tensors. Raises: LoadError(slug="bad-inputs").
+    one call with several tensors, unless they are alike and forward takes only one, see `without_labels`. arrays: keep
+    NumPy arrays instead of converting them to tensors. Raises: LoadError(slug="bad-inputs").
     """
     if not arrays:
         value = tree_map_only(np.ndarray, torch.from_numpy, value)
@@ -262,14 +266,19 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
 def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[Batch, ...], tuple[str, ...]]:
     """Remove labels that forward does not take. Returns the batches, and a note if something was removed.
 
-    Labels are the positional arguments beyond those of forward, as in a DataLoader of (x, label) pairs, and entries
-    called such as `labels` that are no argument of forward, as in a dict of x and labels.
+    A list of tensors that are alike holds no labels, but a batch in each, if forward takes only one argument. Labels are
+    the positional arguments beyond those of forward, as in a DataLoader of (x, label) pairs, and entries called such as
+    `labels` that are no argument of forward, as in a dict of x and labels.
     """
     parameters = arguments_of(model.forward)
     if not parameters:
         return batches, ()
     kinds = {p.kind for p in parameters.values()}
     most = _positional(parameters)
+    if most == 1 and len(batches) == 1 and _lists_batches(batches[0]) and not _takes_any_number(parameters):
+        listed = batches[0][0]
+        note = f"The {len(listed)} tensors of the list are {len(listed)} batches, since forward takes only one argument."
+        return tuple(((x,), {}) for x in listed), (note,)
     has_labels = [len(args) > most > 0 and _are_labels(args, most) for args, _ in batches]
     if batches and all(has_labels) and not _takes_any_number(parameters):
         taken = "one argument" if most == 1 else f"{most} arguments"
@@ -290,6 +299,13 @@ def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[
         notes.append(f"`{only[0]}` of each batch is passed as forward's only argument.")
         batches = tuple(((*args, *kwargs.values()), {}) for args, kwargs in batches)
     return batches, tuple(notes)
+
+
+def _lists_batches(batch: Batch) -> bool:
+    """Whether a batch is a list of several tensors that are alike."""
+    args, kwargs = batch
+    is_list = isinstance(kwargs, OfList) and all(isinstance(x, Tensor) for x in args)
+    return is_list and len(args) > 1 and are_alike(args)
 
 
 def _positional(parameters: Mapping[str, inspect.Parameter]) -> int:
@@ -337,8 +353,10 @@ def _one_call(value: Any, source: str) -> Batch:
             return (), {str(name): item for name, item in value.items()}
         case (tuple(), dict()) if isinstance(value, tuple):
             return value[0], dict(value[1])
-        case tuple() | list():
-            return tuple(value), {}
+        case list():
+            return tuple(value), OfList()
+        case tuple():
+            return value, {}
     what = "nothing" if value is None else f"a {type(value).__name__}"
     raise LoadError(f"got {what} from {source}: {FORMS}", slug="bad-inputs")
 

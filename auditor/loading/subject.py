@@ -92,7 +92,7 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
 
     def subject(arrays: bool) -> Subject:
         batches = inputs.as_batches(given, "example_inputs", arrays=arrays)
-        calls = tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
+        calls = tuple((args, {**own, **kwargs}) for args, own in batches) if kwargs else batches
         calls, labels = inputs.without_labels(model, calls)
         kind = type(model)
         target = f"{kind.__module__}:{kind.__qualname__}"

@@ -219,6 +219,33 @@ def test_a_live_model_takes_a_loader_of_pairs():
     assert "taken for labels" in subject.warnings[0]
 
 
+ALIKE = [torch.ones(4, 3), torch.zeros(4, 3)]
+
+
+def test_a_list_of_tensors_that_are_alike_holds_batches_if_forward_takes_one():
+    subject = from_object(_Takes(), ALIKE)
+    assert [len(args) for args, _ in subject.batches] == [1, 1]
+    assert subject.warnings == ("The 2 tensors of the list are 2 batches, since forward takes only one argument.",)
+
+
+@pytest.mark.parametrize("given", [tuple(ALIKE), [ALIKE[0], torch.arange(4)], [ALIKE[0], torch.ones(4, 1)]])
+def test_a_tuple_or_a_list_of_different_tensors_is_one_batch_with_labels(given):
+    subject = from_object(_Takes(), given)
+    assert [len(args) for args, _ in subject.batches] == [1]
+    assert "taken for labels" in subject.warnings[0]
+
+
+def test_alike_lists_of_a_file_are_batches_of_both_kinds(write):
+    net = NET.replace(", scale=None", "").replace(" if scale is None else self.head(x) * scale", "")
+    lists = """
+def get_inputs(): return [torch.ones(2, 3), torch.zeros(2, 3), torch.ones(1, 3)]
+def get_eval_inputs(): return [torch.zeros(2, 3), torch.ones(2, 3)]
+"""
+    subject = load(write(net + lists))
+    assert [len(args) for args, _ in subject.batches] == [1, 1, 1]
+    assert [len(args) for args, _ in subject.held_out] == [1, 1]
+
+
 def test_what_is_no_label_stays():
     other_rows = (((torch.ones(4, 3), torch.arange(3)), {}),)
     assert inputs.without_labels(_Takes(), other_rows) == (other_rows, ())
