@@ -276,9 +276,10 @@ def without_labels(model: nn.Module, batches: tuple[Batch, ...]) -> tuple[tuple[
     kinds = {p.kind for p in parameters.values()}
     most = _positional(parameters)
     if most == 1 and len(batches) == 1 and _lists_batches(batches[0]) and not _takes_any_number(parameters):
-        listed = batches[0][0]
-        note = f"The {len(listed)} tensors of the list are {len(listed)} batches, since forward takes only one argument."
-        return tuple(((x,), {}) for x in listed), (note,)
+        tensors = batches[0][0]
+        count = len(tensors)
+        note = f"The {count} tensors of the list are {count} batches, since forward takes only one argument."
+        return tuple(((x,), {}) for x in tensors), (note,)
     has_labels = [len(args) > most > 0 and _are_labels(args, most) for args, _ in batches]
     if batches and all(has_labels) and not _takes_any_number(parameters):
         taken = "one argument" if most == 1 else f"{most} arguments"

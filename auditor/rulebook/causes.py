@@ -27,7 +27,7 @@ from .compiled import Recomputed
 from .failures import Failed, judge_failures
 from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, silent_findings, with_batches
 from .gather import gather
-from .inputs import InputMagnitudes, input_findings, is_input_cast
+from .inputs import LOSES, InputMagnitudes, input_findings, is_input_cast
 from .rule import SEVERITIES, Rule
 from .verdicts import Judgement
 
@@ -191,7 +191,8 @@ def _place(
     graph: FlowGraph, finding: Finding, begins: Mapping[str, Mapping[str, str]], families: Mapping[str, str]
 ) -> str:
     if finding.node in graph.inputs:
-        return f"input {finding.node}"
+        place = f"input {finding.node}"
+        return f"{place}: {finding.rule}" if finding.rule == LOSES else place  # which no Inf or NaN follows
     if finding.node not in graph.nodes:
         return finding.source or finding.op
     if families.get(finding.rule) in APART:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
@@ -11,12 +11,18 @@ import torch
 from ..execution.policy import Policy, plain
 from ..execution.resolve import is_low
 from ..numerics.entries import is_plain
-from ..numerics.formats import FORMATS, Format, label
+from ..numerics.formats import FORMATS, label
 from ..records import Capture, Finding, Subject, Verdict
 from .findings import FLAGGED, finding_of
 from .rule import Rule
 
-OVERFLOWS, UNDERFLOWS = "INP001", "INP002"
+OVERFLOWS, UNDERFLOWS, LOSES = "INP001", "INP002", "INP003"
+LOST = 0.05
+"""Rounding of a column, as a share of its variation, above which the column has lost its digits."""
+LEAST_ROWS = 8
+"""Fewest entries of a column from which its variation is known."""
+LEAST_VARIATION = 1e-6
+"""Smallest variation relative to the column's size that is no rounding of FP32 itself."""
 NAMED = 4
 """Number of columns that a finding names."""
 WHERE = {
@@ -32,12 +38,14 @@ class InputMagnitudes:
     """Magnitudes of one floating-point input, over all batches. axis: column | channel, or "" if there is only
     one magnitude, of the whole input.
 
-    largest: largest finite magnitude of each column or channel; 0 if all its values are zero.
+    largest: largest finite magnitude of each column or channel; 0 if all its values are zero. rounding: {16-bit format:
+    rounding error of each column or channel, relative to its variation, see `_rounding`}.
     """
 
     name: str
     axis: str
     largest: tuple[float, ...]
+    rounding: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def input_magnitudes(capture: Capture, subject: Subject) -> tuple[InputMagnitudes, ...]:
@@ -66,24 +74,33 @@ def _range_of(name: str, values: Sequence[torch.Tensor]) -> InputMagnitudes:
         axes["channel"] = 1
     if dims >= 2:
         axes["column"] = -1
-    whole = max(_largest(x, ()) for x in values)
-    result = InputMagnitudes(name, "", (whole[0],))
+    result = _magnitudes(name, "", torch.cat([x.reshape(1, -1) for x in values], 1))
     for axis, dim in axes.items():
         sizes = {x.shape[dim] for x in values}
-        if len(sizes) > 1:
-            continue
-        of_batches = zip(*(_largest(x, (dim,)) for x in values), strict=True)
-        along_axis = InputMagnitudes(name, axis, tuple(map(max, of_batches)))
-        result = max(result, along_axis, key=_unevenness)
+        if len(sizes) == 1:
+            columns = torch.cat([x.movedim(dim, 0).flatten(1) for x in values], 1)
+            result = max(result, _magnitudes(name, axis, columns), key=_unevenness)
     return result
 
 
-def _largest(x: torch.Tensor, kept: tuple[int, ...]) -> list[float]:
-    """Largest finite magnitude along all axes but `kept`, which is one axis or none."""
-    finite = torch.where(x.isfinite(), x, 0.0).abs().double()
-    if not kept:
-        return [float(finite.max())]
-    return finite.movedim(kept[0], 0).flatten(1).amax(1).tolist()
+def _magnitudes(name: str, axis: str, columns: torch.Tensor) -> InputMagnitudes:
+    """The magnitudes of an input whose columns are the rows of this tensor: [columns, entries]."""
+    finite = torch.where(columns.isfinite(), columns, 0.0).double()
+    largest = tuple(finite.abs().amax(1).tolist())
+    rounding = {fmt: _rounding(finite, row.dtype) for fmt, row in FORMATS.items() if row.bytes == 2 and row.dtype}
+    return InputMagnitudes(name, axis, largest, rounding)
+
+
+def _rounding(columns: torch.Tensor, dtype: torch.dtype) -> tuple[float, ...]:
+    """What rounding to a dtype does to each column: |round(x) - x| / |x - mean(x)|, both 2-norms over the entries; 0 for
+    a column that is constant, or that overflows. columns: [columns, entries], FP64."""
+    if columns.shape[1] < LEAST_ROWS:
+        return (0.0,) * len(columns)
+    error = torch.linalg.vector_norm(columns.to(dtype).double() - columns, dim=1)
+    variation = torch.linalg.vector_norm(columns - columns.mean(1, keepdim=True), dim=1)
+    is_known = variation > LEAST_VARIATION * torch.linalg.vector_norm(columns, dim=1)
+    share = torch.where(is_known & error.isfinite(), error / variation, 0.0)
+    return tuple(share.tolist())
 
 
 def _unevenness(one: InputMagnitudes) -> float:
@@ -105,28 +122,34 @@ def input_findings(
     formats: Collection[str],
     verdicts: Mapping[str, Mapping[str, Verdict]],
 ) -> Iterator[Finding]:
-    """A finding for each input with columns that overflow or underflow a format to which a strategy casts the input.
+    """A finding for each input with columns that overflow or underflow a format to which a strategy casts the input, or
+    lose their variation there.
 
-    The measurement confirms a finding if an operation that reads the input is sensitive or unsafe.
+    The measurement confirms a finding if an operation that reads the input is sensitive or unsafe. It cannot confirm
+    that a variation is lost: an output that contains the column's large mean has a small error nevertheless.
     """
     known = {rule.code: rule for rule in rules}
     for one in inputs:
-        for code, is_beyond in ((OVERFLOWS, _overflows), (UNDERFLOWS, _underflows)):
+        for code, columns_of in ((OVERFLOWS, _overflowing), (UNDERFLOWS, _underflowing), (LOSES, _losing)):
             rule = known.get(code)
             for fmt in (fmt for fmt in rule.formats if fmt in formats) if rule else ():
-                row = FORMATS[fmt]
-                columns = [index for index, value in enumerate(one.largest) if is_beyond(value, row)]
+                columns = columns_of(one, fmt)
                 where = WHERE.get(cast_by(capture, one.name, fmt))
                 if rule and columns and where:
                     yield _finding(rule, one, columns, fmt, where, capture, verdicts)
 
 
-def _overflows(largest: float, row: Format) -> bool:
-    return largest > row.largest
+def _overflowing(one: InputMagnitudes, fmt: str) -> list[int]:
+    return [index for index, value in enumerate(one.largest) if value > FORMATS[fmt].largest]
 
 
-def _underflows(largest: float, row: Format) -> bool:
-    return 0 < largest < row.smallest_normal
+def _underflowing(one: InputMagnitudes, fmt: str) -> list[int]:
+    return [index for index, value in enumerate(one.largest) if 0 < value < FORMATS[fmt].smallest_normal]
+
+
+def _losing(one: InputMagnitudes, fmt: str) -> list[int]:
+    small = _underflowing(one, fmt)  # which has a rule of its own
+    return [index for index, share in enumerate(one.rounding.get(fmt, ())) if share > LOST and index not in small]
 
 
 def cast_by(capture: Capture, name: str, fmt: str) -> tuple[str, ...]:
@@ -158,29 +181,38 @@ def _finding(
 ) -> Finding:
     readers = [node for node in capture.nodes.values() if one.name in node.inputs]
     first = readers[0]
-    worst = max(columns, key=lambda index: one.largest[index])
-    largest = one.largest[worst]
-
-    limit = f"smallest normal number is {FORMATS[fmt].smallest_normal:.6g}"
-    if rule.code == OVERFLOWS:
-        limit = f"largest number is {FORMATS[fmt].largest:.6g}"
-    size = f"{largest:.4g}"
+    of_columns = one.rounding[fmt] if rule.code == LOSES else one.largest
+    worst = max(columns, key=lambda index: of_columns[index])
+    place = ""
     if one.axis:
-        size += f" in {one.axis} {worst}"
-    if len(one.largest) > 1:
-        size += f" ({_named(one, columns)})"
-    message = f"{rule.message}, whose {limit}: `{one.name}` reaches {size}, and is cast to {label(fmt)} {where}"
+        place += f" in {one.axis} {worst}"
+    if len(of_columns) > 1:
+        place += f" ({_named(one, columns)})"
+    cast = f"and is cast to {label(fmt)} {where}"
+    message = f"{rule.message}{_measured(rule, one, worst, fmt, place)}, {cast}"
 
     of_readers = [verdicts.get(node.name, {}) for node in readers]
     measured = {by_format[fmt].verdict for by_format in of_readers if fmt in by_format} - {"untested"}
     agrees = None
-    if measured:
+    if measured and rule.measurable:
         agrees = not measured.isdisjoint(FLAGGED)
-    evidence = {"input": one.name, "axis": one.axis, "columns": tuple(columns), "largest": largest}
-    place = {"node": one.name, "owner": first.owner, "op": "auditor.input", "source": first.source}
-    finding = finding_of(rule, **place, formats=(fmt,), message=message, evidence=evidence)
+    evidence = {"input": one.name, "axis": one.axis, "columns": tuple(columns), "largest": one.largest[worst]}
+    at = {"node": one.name, "owner": first.owner, "op": "auditor.input", "source": first.source}
+    finding = finding_of(rule, **at, formats=(fmt,), message=message, evidence=evidence)
     severity = "info" if agrees is False else finding.severity
     return replace(finding, agrees=agrees, severity=severity)
+
+
+def _measured(rule: Rule, one: InputMagnitudes, worst: int, fmt: str, place: str) -> str:
+    """What is wrong with the worst column, in words. place: the column, in words."""
+    size = f"{one.largest[worst]:.4g}{place}"
+    if rule.code == LOSES:
+        share = f"{one.rounding[fmt][worst]:.0%} of its variation"
+        return f": `{one.name}` reaches {size}, where rounding to {label(fmt)} is {share}"
+    limit = f"smallest normal number is {FORMATS[fmt].smallest_normal:.6g}"
+    if rule.code == OVERFLOWS:
+        limit = f"largest number is {FORMATS[fmt].largest:.6g}"
+    return f", whose {limit}: `{one.name}` reaches {size}"
 
 
 def _named(one: InputMagnitudes, columns: Sequence[int]) -> str:

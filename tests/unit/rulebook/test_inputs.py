@@ -13,7 +13,7 @@ from auditor.execution.policy import Policy, plain
 from auditor.loading import from_object
 from auditor.records import Audit, Finding
 from auditor.report.origins import cause
-from auditor.rulebook.inputs import InputMagnitudes, cast_by, input_magnitudes
+from auditor.rulebook.inputs import cast_by, input_magnitudes
 from auditor.rulebook.load import load_rules
 from tests.rules.examples import example
 from tests.rules.test_repairs import BUDGET, code_of, error, low, outputs
@@ -102,6 +102,52 @@ def test_small_inputs_underflow() -> None:
     assert "reaches 3e-09 in column 0 (column 0 of 2)" in one.message
 
 
+class Weather(nn.Module):
+    """Standardizes pressures and temperatures, and returns them in their units: its output's error is small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([101325.0, 288.0])[:, None, None])
+        self.register_buffer("deviation", torch.tensor([900.0, 12.0])[:, None, None])
+        self.body = nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = (x - self.mean) / self.deviation
+        return (h + 0.1 * self.body(h)) * self.deviation + self.mean
+
+
+def fields(spread: float) -> Tensor:
+    noise = torch.randn(2, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    return noise * torch.tensor([spread, 12.0])[:, None, None] + torch.tensor([101325.0, 288.0])[:, None, None]
+
+
+def test_an_input_whose_variation_rounding_removes_is_a_warning_though_the_output_is_within_the_budget() -> None:
+    x = fields(900.0)
+    audit = auditor.audit(Weather(), (x,), formats="bf16", strategies="cast")
+    (one,) = about_inputs(audit)
+    assert (one.rule, one.severity, one.formats) == ("INP003", "warning", ("bf16",))
+    share = float((x[:, 0].bfloat16().double() - x[:, 0]).norm() / (x[:, 0] - x[:, 0].mean()).norm())
+    assert 0.1 < share < 0.3
+    assert f"in channel 0 (all 2 channels), where rounding to BF16 is {share:.0%} of its variation" in one.message
+    assert audit.baselines["cast_bf16"].holds
+
+
+@pytest.mark.parametrize("formats", ["fp16", "bf16"])
+def test_variation_far_above_the_rounding_is_silent(formats: str) -> None:
+    x = fields(900.0) / torch.tensor([1e5, 100.0])[:, None, None] % 1
+    assert about_inputs(auditor.audit(Weather(), (x,), formats=formats, strategies="cast")) == []
+
+
+def test_constant_columns_and_few_rows_have_no_variation_to_lose() -> None:
+    model = Function(lambda x: (x - 2020.0).tanh())
+    constant = torch.full((16, 2), 2020.3)
+    assert about_inputs(auditor.audit(model, (constant,), formats="bf16")) == []
+    few = 2020.0 + torch.arange(6.0).reshape(3, 2)
+    assert about_inputs(auditor.audit(model, (few,), formats="bf16")) == []
+    many = 2020.0 + torch.arange(16.0).reshape(8, 2) % 6
+    assert [one.rule for one in about_inputs(auditor.audit(model, (many,), formats="bf16"))] == ["INP003"]
+
+
 def test_an_input_that_no_operation_needs_is_a_note() -> None:
     x = torch.tensor([[3e-9, 1.0], [2e-9, 2.0], [1e-9, 3.0]])
     model = Function(lambda x: x.sum(-1))
@@ -124,7 +170,7 @@ def test_columns_are_the_last_axis_and_channels_the_second(shape: tuple[int, ...
     model = Function(lambda x: x + 1)
     subject = from_object(model, [(x,), (2 * x,)])
     (found,) = input_magnitudes(captured(model, x).capture, subject)
-    assert found == InputMagnitudes("inputs_0", axis, (2.0, 2.0, 2.0, 2e5))
+    assert (found.name, found.axis, found.largest) == ("inputs_0", axis, (2.0, 2.0, 2.0, 2e5))
 
 
 def test_strategies_that_cast_an_input() -> None:
@@ -143,7 +189,7 @@ def test_the_trace_finds_no_input_where_an_operation_overflows() -> None:
     assert (first.op, first.begins_op, first.value) == ("aten.mul.Tensor", "aten.mul.Tensor", "Inf")
 
 
-@pytest.mark.parametrize("code", ["INP001", "INP002"])
+@pytest.mark.parametrize("code", ["INP001", "INP002", "INP003"])
 @pytest.mark.parametrize("use", ["cast", "autocast"])
 def test_the_advice_helps_if_the_input_is_passed_in_fp32(code: str, use: str) -> None:
     (rule,) = (rule for rule in load_rules() if rule.code == code)
