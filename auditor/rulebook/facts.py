@@ -97,6 +97,10 @@ class NodeFacts:
     constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| for c among `constants`")
     constants_beyond: tuple[str, ...] = _fact("", "formats whose range is exceeded by a value among `constants`")
     constants_as_one: tuple[str, ...] = _fact("", "formats that round a value of `constants` other than 1 to 1")
+    cast_constant: float | None = _fact(
+        "1", "for a cast: the constant that is the largest magnitude of its input, as of an additive mask made in FP32"
+    )
+    cast_constant_beyond: tuple[str, ...] = _fact("", "formats whose range `cast_constant` exceeds")
     follows_dtype: bool = _fact("", "whether a constant is computed from the dtype of a tensor")
     eps: float | None = _fact(
         "1", "guard against a division by zero: an eps argument, or a small constant in an addition or clamp"

@@ -96,6 +96,7 @@ def gather(
             **facts_of_counts(node, ranges),
             **by_itself,
             **_literals(node, record.floating, derived),
+            **_cast_constant(values.cast_constant(node, capture, ranges)),
         )
 
     return {node.name: facts(node) for node in capture.graph_module.graph.nodes if node.name in capture.nodes}
@@ -159,6 +160,12 @@ def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> d
         "follows_dtype": bool(derived),
         "eps": values.eps(node, literals),
     }
+
+
+def _cast_constant(literal: float | None) -> dict[str, Any]:
+    """Facts about the literal that a cast reads."""
+    beyond = () if literal is None else tuple(fmt for fmt in narrower() if values.beyond(literal, fmt))
+    return {"cast_constant": literal, "cast_constant_beyond": beyond}
 
 
 def positions(capture: Capture) -> dict[str, set[str]]:

@@ -177,6 +177,21 @@ def literal_results(capture: Capture, ranges: Mapping[str, Magnitudes]) -> froze
     return frozenset(result & capture.nodes.keys())
 
 
+def cast_constant(node: fx.Node, capture: Capture, ranges: Mapping[str, Magnitudes]) -> float | None:
+    """The literal that is the largest magnitude of the values which a cast reads, as of an additive mask that was made in
+    FP32; None for other operations, and for a literal that Python computed from a dtype."""
+    if not row_of(node).cast or not is_floating(node) or not node.all_input_nodes:
+        return None
+    origin = source(node.all_input_nodes[0])
+    record = capture.nodes.get(origin.name)
+    span = nearest_range(origin, ranges)
+    if record is None or span is None or span.max_abs < LEAST:
+        return None
+    derived = frozenset(key for of_format in record.literals.values() for key in of_format.arguments)
+    literals = constants(origin, derived)
+    return next((one for one in literals if math.isclose(span.max_abs, abs(one), rel_tol=EXACT)), None)
+
+
 def _is_written(node: fx.Node, largest: float) -> bool:
     if row_of(node).kink and not row_of(node).promotes:
         return False
