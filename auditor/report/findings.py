@@ -174,7 +174,7 @@ class Cause:
         share = sum(r.flops for r in nodes if any(within(r.node.owner, owner) for owner in owners)) / total
         whole = "this whole module" if len(owners) == 1 else f"all of these {len(owners):,} modules"
         if not share:
-            return f"Keeping {whole} in FP32 would only add dtype conversions and memory."
+            return f"Keeping {whole} in FP32 costs no FLOPs, but adds dtype conversions and memory."
         return f"Keeping {whole} in FP32 would keep {percent(share)} of the model's FLOPs in FP32."
 
 

@@ -274,7 +274,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
         yield "The inputs were generated: pass real inputs with --inputs before you rely on value ranges."
     if "fp16" in audit.formats and (large := [one for one in audit.input_ranges if one.beyond_fp16]):
         named = ", ".join(shorten([f"`{one.name}`" for one in large], NAMED, "measurements.json"))
-        yield f"Some values of {named} are beyond the range of FP16 (65504), where they become Inf: scale the inputs, or use BF16."
+        yield f"Some values of {named} are beyond the range of FP16 (65504), where they become Inf: scale the inputs in FP32, or use BF16, which keeps 8 significant bits."
     if audit.environment.execution != "native":
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
     if audit.plan is not None and audit.plan.gpu_only is not None:
