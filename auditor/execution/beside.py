@@ -289,6 +289,8 @@ class _NonFiniteTrace:
     def _cause(self, n: fx.Node, kind: str, expected: torch.Tensor, where: torch.Tensor) -> str:
         """cancellation | underflow | rounding: why the entries `where` became zero or negative at this operation."""
         largest = float(expected[where].abs().max())
+        if kind == "vanished" and largest <= self._row.smallest_subnormal / 2:  # exact operands would give zero too
+            return "underflow"
         read = [x for source in n.all_input_nodes for x in tensors_in(self._reference.value_of(source))]
         numbers = [x for x in read if x.is_floating_point() and is_plain(x) and x.numel()]
         if row_of(n).cancels and any(float(x.abs().max()) > 8 * largest for x in numbers):

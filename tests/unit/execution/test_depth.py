@@ -143,13 +143,15 @@ ROWS = 37.8671875 + torch.tensor([1.234375, -1.234375] * 8).repeat(2, 1)
         # units in the last place there are 2 and 4: both round to a multiple of 2
         (lambda x: (x - x) / (x - x.floor()), [2048.25, 4096.5], ("div", "NaN", "cancellation", "sub")),
         (lambda x: torch.log(x + 1e-12), [0.0], ("log", "Inf", "underflow", "add")),
+        # the other entry is large, and is not what vanishes
+        (lambda x: torch.log(x + 1e-12), [0.0, 20.0], ("log", "Inf", "underflow", "add")),
         # exp(-20) is 2e-9, FP16 begins at 6e-8
         (lambda x: torch.exp(x) / torch.exp(x).sum(-1, keepdim=True), 4 * [-20.0], ("div", "NaN", "underflow", "exp")),
         (lambda x: x * x - 1.0, [300.0], ("mul", "Inf", "overflow", "mul")),
         # 1 in FP16, whose neighbors below 1 are 0.0005 apart
         (lambda x: torch.atanh(x), [0.99999], ("atanh", "Inf", "rounding", "atanh")),
     ],
-    ids=["variance", "divisor", "eps", "exponentials", "large", "out of the domain"],
+    ids=["variance", "divisor", "eps", "eps beside others", "exponentials", "large", "out of the domain"],
 )
 def test_what_turns_non_finite_first_and_why(function: Callable[..., Tensor], inputs: Any, expected: Any) -> None:
     assert said(first(function, torch.as_tensor(inputs))) == expected
