@@ -79,7 +79,8 @@ class Fix(WithTarget):
         progress.close()
         say(blocks.to_terminal(fixes.overview(found, subject.name)))
         say(f"\n{found.patch}\n" if found.patch else "")
-        say(f"Report   {files[0]}\nPatch    {patch}\n")
+        say(f"Report   {files[0]}\n")
+        say(f"Patch    {patch}\n" if found.patch else "")
         say("".join(f"Written  {file}\n" for file in written))
         if found.fixes and not self.apply:
             folder_of_patch = base_of([one.file for one in found.texts])
@@ -104,7 +105,7 @@ class Fix(WithTarget):
         progress.close()
         say(blocks.to_terminal([block for block in fixes.step_overview(found, name) if block]))
         say(f"\n{found.patch}\n" if found.patch else "")
-        say(f"Patch    {patch}\n")
+        say(f"Patch    {patch}\n" if found.patch else "")
         say("".join(f"Written  {file}\n" for file in written))
         return 0
 
