@@ -24,7 +24,7 @@ AUTOENCODERS = ("vae", "movq")
 LAST = ("vocoder", "safety_checker")
 """Components whose results no other component reads."""
 
-FOLDER = re.compile(r"hf:(?P<pipeline>.+)/(?P<name>[A-Za-z]\w*)(@[^:]*)?(:\w+)?")
+FOLDER = re.compile(r"hf:((?P<pipeline>.+)/)?(?P<name>[A-Za-z]\w*)(@[^:]*)?(:\w+)?")
 
 RUN = re.compile(r"\d+ calls? in a run of \w+, ")
 """The origin of the inputs of a component that was audited on the calls of its pipeline."""
@@ -82,7 +82,9 @@ def component_of(audit: Audit) -> tuple[str, str] | None:
     target = audit.subject.target
     is_from_run = RUN.match(audit.subject.inputs_source) is not None
     match = FOLDER.fullmatch(target)
-    if match is not None and (is_from_run or match["name"] in _usual_names()):
+    if match is not None and is_from_run:
+        return match["pipeline"] or "path/to/pipeline", match["name"]  # a target elsewhere is recorded by its name
+    if match is not None and match["pipeline"] and match["name"] in _usual_names():
         return match["pipeline"], match["name"]
     if target.startswith("diffusers."):
         name = target.rpartition(":")[2]

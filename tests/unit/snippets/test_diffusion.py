@@ -48,6 +48,14 @@ def test_a_component_of_any_name_is_known_by_the_run_of_its_pipeline() -> None:
     assert "diffusers" in snippets(content)
 
 
+def test_a_component_outside_of_the_working_directory_is_known_by_its_name() -> None:
+    content = audit_of("hf:vae:decode")
+    content["subject"]["inputs_source"] = "1 call in a run of FluxPipeline, 3 steps, prompt 'a horse'"
+    code = snippet(content, "diffusers")
+    assert "from_pretrained('path/to/pipeline'" in code
+    assert "patched_model.apply(pipe.vae, plan='autocast_fp16')" in code
+
+
 def test_a_text_encoder_keeps_its_weights_in_fp32() -> None:
     content = audit_of("hf:sd/text_encoder_2")
     said = snippet(content, "diffusers", "cast_fp16")
