@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..isolation.members import named_tensors
+from ..isolation.members import WRAPPERS, named_parameters, named_tensors
 from .runtime import MOVABLE, call, convert, inside
 
 DTYPE_METHODS = ("to", "half", "float", "double", "bfloat16", "type")
@@ -42,6 +42,7 @@ class PlanCalls:
         self.threads.busy = False
         self.threads.in_method = False
         self.has_warned = False
+        self.has_named_weights = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PlanCalls, (self.title, self.dtypes)
@@ -145,6 +146,7 @@ def run_method(module: nn.Module, inner: Any, name: str, how: dict[str, Any], *a
         return nested
     run = functools.partial(calls.run_in, True, functools.partial(boxed, function))
     (result,) = run_outermost(module, functools.partial(call_with, run), how, args, kwargs)
+    warn_added(module, name, how)
     return resumed(module, how, result) if isinstance(result, types.GeneratorType) else result
 
 
@@ -250,8 +252,36 @@ def warn_outside(module: nn.Module, how: dict[str, Any]) -> None:
     )
 
 
+def warn_added(module: nn.Module, method: str, how: dict[str, Any]) -> None:
+    """Warn once that a method of the model added weights, as methods do that fuse layers or merge adapters."""
+    calls = how["calls"]
+    if torch.compiler.is_compiling() or calls.has_named_weights or (added := added_weight(module, how)) is None:
+        return
+    calls.has_named_weights = True
+    warnings.warn(
+        f".{method}() of {type(module).__name__} added the weight {added!r}, of which the {calls.title} knows nothing: "
+        f"call .{method}() first, audit that model, and apply its plan.",
+        stacklevel=caller_level(),
+    )
+
+
+def added_weight(module: nn.Module, how: dict[str, Any]) -> str | None:
+    """The name of the first parameter that a module got after the plan was applied; None if there is none.
+
+    Wrapping a part of the model, for example by torch.compile, adds none."""
+    prefix = f"{how['path']}." if how["path"] else ""
+    wrappers = {name for name in WRAPPERS.values() if name.startswith("_")}
+    for name, _ in named_parameters(module):
+        full = f"{prefix}{name}"
+        unwrapped = ".".join(part for part in full.split(".") if part not in wrappers)
+        if full not in how["calls"].dtypes and unwrapped not in how["calls"].dtypes:
+            return full
+    return None
+
+
 def changed_weights(module: nn.Module, how: dict[str, Any]) -> str | None:
-    """In words, the first weight of a module that no longer has the dtype of the plan; None if there is none."""
+    """In words, the first weight of a module that does not have the dtype of the plan, or that the plan does not know;
+    None if there is none."""
     for name, tensor in named_tensors(module):
         full = f"{how['path']}.{name}" if how["path"] else name
         planned = how["calls"].dtypes.get(full, tensor.dtype)
@@ -260,6 +290,8 @@ def changed_weights(module: nn.Module, how: dict[str, Any]) -> str | None:
                 f"The weight {full!r} is {tensor.dtype}, and {planned} under the {how['calls'].title}: it was replaced "
                 "after the plan was applied. Pass weights of these dtypes, or apply the plan again."
             )
+    if (added := added_weight(module, how)) is not None:
+        return f"The weight {added!r} was added after the {how['calls'].title} was applied: audit the changed model."
     return None
 
 

@@ -18,10 +18,16 @@ NAMES = {
 }
 """{part of a class's name: the usual name of such a component in a pipeline}"""
 
-DECODERS = ("vae", "movq", "vocoder", "safety_checker")
+AUTOENCODERS = ("vae", "movq")
+"""Components that a pipeline enters by `decode`."""
+
+LAST = ("vocoder", "safety_checker")
 """Components whose results no other component reads."""
 
-FOLDER = re.compile(r"hf:(?P<pipeline>.+)/(?P<name>[A-Za-z]\w*)(@[^:]*)?(:\w+)?")
+FOLDER = re.compile(r"hf:((?P<pipeline>.+)/)?(?P<name>[A-Za-z]\w*)(@[^:]*)?(:\w+)?")
+
+RUN = re.compile(r"\d+ calls? in a run of \w+, ")
+"""The origin of the inputs of a component that was audited on the calls of its pipeline."""
 
 _NOTE = (
     "patched_model.py is in the directory of plan.json. Load the pipeline in FP32, without torch_dtype: the plan sets the "
@@ -52,13 +58,33 @@ pipe.{component}.register_forward_hook(in_fp32)
 """
 
 
+_DECODE = """
+
+def in_fp32(decode):
+    \"\"\"A vocoder, and other components that read the results, continue in FP32.\"\"\"
+
+    def run(*args, **kwargs):
+        result = decode(*args, **kwargs)
+        return tree_map_only(torch.Tensor, lambda x: x.float() if x.is_floating_point() else x, result)
+
+    return run
+
+
+pipe.{component}.decode = in_fp32(pipe.{component}.decode)
+"""
+
+
 def component_of(audit: Audit) -> tuple[str, str] | None:
     """(folder of the pipeline, name of the component) of an audited component; None for other models.
 
     The folder of a component that was audited alone is unknown: "path/to/pipeline".
     """
     target = audit.subject.target
-    if (match := FOLDER.fullmatch(target)) is not None and match["name"] in _usual_names():
+    is_from_run = RUN.match(audit.subject.inputs_source) is not None
+    match = FOLDER.fullmatch(target)
+    if match is not None and is_from_run:
+        return match["pipeline"] or "path/to/pipeline", match["name"]  # a target elsewhere is recorded by its name
+    if match is not None and match["pipeline"] and match["name"] in _usual_names():
         return match["pipeline"], match["name"]
     if target.startswith("diffusers."):
         name = target.rpartition(":")[2]
@@ -74,11 +100,17 @@ def _usual_names() -> set[str]:
 
 def _render(audit: Audit, plan: Plan) -> str:
     folder, component = component_of(audit) or ("path/to/pipeline", "unet")
-    is_denoiser = not _is_encoder(component) and component not in DECODERS
-    hook = _HOOK.format(component=component) if is_denoiser else ""
-    imported = "from torch.utils._pytree import tree_map_only\n" if is_denoiser else ""
+    hook = _in_fp32(component).format(component=component)
+    imported = "from torch.utils._pytree import tree_map_only\n" if hook else ""
     code = _CODE.format(folder=folder, component=component, plan=plan.name, hook=hook, imported=imported)
     return comment(*_NOTE) + code
+
+
+def _in_fp32(component: str) -> str:
+    """Code that converts a component's results to FP32, if other components read them."""
+    if _is_encoder(component) or component in LAST:
+        return ""
+    return _DECODE if component in AUTOENCODERS else _HOOK
 
 
 def _is_encoder(component: str) -> bool:

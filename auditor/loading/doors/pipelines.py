@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -125,21 +126,46 @@ def _short_run(folder: Path, seed: int, given: Mapping[str, Any]) -> PipelineRun
         model.float().eval()
     if hasattr(pipeline, "set_progress_bar_config"):
         pipeline.set_progress_bar_config(disable=True)
-    arguments = _arguments(pipeline, seed, given)
     reseed(seed)
-    with torch.no_grad(), recorded(models) as calls:
-        try:
-            pipeline(**arguments)
-        except Exception as error:
-            hint = "give arguments of its call: --inputs f.py:func, where func() returns a dict of them"
-            message = f"a short run of {kind.__name__} from {folder.name} raised {blame(error)}"
-            raise LoadError(f"{message}: {hint}", slug="model-raises") from error
+    arguments = _arguments(pipeline, given)
+    try:
+        calls = _recorded_calls(pipeline, models, arguments, seed)
+    except Exception as error:
+        hint = "give arguments of its call: --inputs f.py:func, where func() returns a dict of them"
+        message = f"a short run of {kind.__name__} from {folder.name} raised {blame(error)}"
+        raise LoadError(f"{message}: {hint}", slug="model-raises") from error
     chosen = {
         name: {method: tuple(_spread(batches)) for method, batches in methods.items()}
         for name, methods in calls.items()
         if methods
     }
     return PipelineRun(kind.__name__, chosen, _in_words(arguments))
+
+
+def _recorded_calls(
+    pipeline: Any, models: Mapping[str, nn.Module], arguments: Mapping[str, Any], seed: int
+) -> dict[str, dict[str, list[Batch]]]:
+    """{model: {method: its calls}} of a run of the pipeline: without optional images, or with them if it then raises,
+    as the pipeline of a ControlNet does. Raises: the pipeline's last exception."""
+    images = _optional_images(pipeline, arguments)
+    try:
+        return _calls_in(pipeline, models, arguments, seed)
+    except Exception:
+        if not images:
+            raise
+    return _calls_in(pipeline, models, {**arguments, **images}, seed)
+
+
+def _calls_in(
+    pipeline: Any, models: Mapping[str, nn.Module], arguments: Mapping[str, Any], seed: int
+) -> dict[str, dict[str, list[Batch]]]:
+    """{model: {method: its calls}} of one run of the pipeline. Raises: the pipeline's exceptions."""
+    takes_generator = "generator" in inspect.signature(pipeline.__call__).parameters
+    seeded = {"generator": torch.Generator().manual_seed(seed)} if takes_generator else {}
+    reseed(seed)
+    with torch.no_grad(), recorded(models) as calls:
+        pipeline(**{**seeded, **arguments})
+    return calls
 
 
 def _absent_components(kind: Any, folder: Path) -> dict[str, None]:
@@ -150,8 +176,8 @@ def _absent_components(kind: Any, folder: Path) -> dict[str, None]:
     return {name: None for name in wanted if name != "self" and not (entries.get(name) or [None])[0]}
 
 
-def _arguments(pipeline: Any, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the run: a prompt, few steps and a seeded generator, as far as the pipeline takes them."""
+def _arguments(pipeline: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the run: a prompt, few steps, and images without a default, as far as the pipeline takes them."""
     parameters = inspect.signature(pipeline.__call__).parameters
     for name in given:
         if name not in parameters:
@@ -160,16 +186,11 @@ def _arguments(pipeline: Any, seed: int, given: Mapping[str, Any]) -> dict[str, 
             raise LoadError(f"{message}: {hint}", slug="bad-inputs")
     defaults: dict[str, Any] = {
         "prompt": PROMPT,
-        "num_inference_steps": STEPS,
-        "generator": torch.Generator().manual_seed(seed),
+        "num_inference_steps": _steps(parameters, given),
         "output_type": "np",
     }
     needed = required_arguments(pipeline.__call__)
-    needs_image = any(word in type(pipeline).__name__ for word in ("Img2Img", "Inpaint", "ImageToVideo", "Upscale"))
-    if "image" in needed or (needs_image and "image" in parameters):
-        defaults["image"] = _image(pipeline)
-    if "mask_image" in parameters:
-        defaults["mask_image"] = (_image(pipeline)[:, :1] > 0.5).float()
+    defaults |= {name: value for name, value in _images(pipeline).items() if name in needed}
     if "class_labels" in needed:
         defaults["class_labels"] = [0]
     known = {name: value for name, value in defaults.items() if name in parameters}
@@ -178,13 +199,30 @@ def _arguments(pipeline: Any, seed: int, given: Mapping[str, Any]) -> dict[str, 
     return {**known, **given}
 
 
-def _image(pipeline: Any) -> Tensor:
-    """[1, 3, h, w]: a random image in [0, 1], of the size that the pipeline generates by default."""
+def _steps(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> int:
+    """`num_inference_steps` with which STEPS steps run: image-to-image pipelines run the share `strength` of them."""
+    default = parameters["strength"].default if "strength" in parameters else 1.0
+    strength = given.get("strength", default)
+    if not isinstance(strength, int | float) or not 0.0 < strength <= 1.0:
+        return STEPS
+    return math.ceil(STEPS / strength)
+
+
+def _optional_images(pipeline: Any, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Images that the pipeline takes and the arguments lack."""
+    parameters = inspect.signature(pipeline.__call__).parameters
+    return {name: value for name, value in _images(pipeline).items() if name in parameters and name not in arguments}
+
+
+def _images(pipeline: Any) -> dict[str, Tensor]:
+    """{argument: a random image [1, 3, h, w] or mask [1, 1, h, w] in [0, 1]}, of the pipeline's default size."""
     denoiser = getattr(pipeline, "unet", None) or getattr(pipeline, "transformer", None)
     side = getattr(getattr(denoiser, "config", None), "sample_size", None) or 64
     side = side if isinstance(side, int) else side[0]
     scale = getattr(pipeline, "vae_scale_factor", 1)
-    return torch.rand(1, 3, side * scale, side * scale)
+    image = torch.rand(1, 3, side * scale, side * scale)
+    mask = (torch.rand(1, 1, side * scale, side * scale) > 0.5).float()
+    return {"image": image, "control_image": image, "mask_image": mask, "control_mask": mask}
 
 
 def _in_words(arguments: Mapping[str, Any]) -> str:

@@ -373,6 +373,55 @@ def test_weights_of_another_dtype_are_named_when_they_fail() -> None:
     assert "'gain' is torch.float32, and torch.float16 under the FP16 plan (cast)" in caught.value.__notes__[0]
 
 
+class Fusing(nn.Module):
+    """An attention layer that can fuse its projections, as those of diffusers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q, self.to_k, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(16, 8)
+        self.to_qk: nn.Linear | None = None
+
+    def fuse_projections(self) -> None:
+        self.to_qk = nn.Linear(8, 16, dtype=self.to_q.weight.dtype)
+        self.to_qk.weight.data = torch.cat([self.to_q.weight.data, self.to_k.weight.data])
+        self.to_qk.bias.data = torch.cat([self.to_q.bias.data, self.to_k.bias.data])
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = torch.cat([self.to_q(x), self.to_k(x)], -1) if self.to_qk is None else self.to_qk(x)
+        return self.out(parts)
+
+
+@both
+def test_a_method_that_adds_weights_is_named_once(strategy: str) -> None:
+    model = apply_plan(nn.ModuleList([seeded(Fusing), seeded(Fusing)]), plan(strategy, {"": scope("fp16")}, "fp16"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model[0].fuse_projections()
+        model[1].fuse_projections()
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    message = str(caught[0].message)
+    assert message.startswith(".fuse_projections() of Fusing added the weight '0.to_qk.weight'")
+
+
+def test_an_added_weight_of_another_dtype_is_named_when_it_fails() -> None:
+    scopes = {"": scope("fp16"), "to_q": scope("fp32"), "to_k": scope("fp32")}
+    model = apply_plan(seeded(Fusing), plan("cast", scopes, "fp16"))
+    model(X)
+    with pytest.warns(UserWarning, match=r"fuse_projections\(\) first"):
+        model.fuse_projections()
+    with pytest.raises(RuntimeError) as caught:
+        model(X)
+    assert caught.value.__notes__[0].startswith("The weight 'to_qk.weight' was added after the FP16 plan (cast)")
+
+
+@both
+def test_a_wrapped_part_adds_no_weight(strategy: str) -> None:
+    model = model_under(strategy)
+    model.encoder = torch.compile(model.encoder, backend="eager")
+    dtypes_of(lambda: model.decode(X))  # must not warn
+
+
 @both
 def test_a_parametrized_weight_may_be_read_at_any_time(strategy: str) -> None:
     model = seeded(Autoencoder)
