@@ -34,15 +34,14 @@ from .advice import advice_of
 from .backward import backward_nodes
 from .blame import overflow_of
 from .draws import decisive_error, draw_errors, interval_of, side_of
+from .limits import HEADROOM, tolerated_error
 from .recommend import (
-    HEADROOM,
     RATES,
     format_to_train_in,
     loss_scale,
     lost_by_adam,
     lost_by_sgd,
     ratios_of,
-    tolerated_error,
 )
 from .replay import LowStep, Step, bind_step, gradient_error, run_step
 from .step import FP32, LOSS, StepPrecision, capture_step, own_step, step_batches, use_own_gradients
