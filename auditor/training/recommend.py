@@ -137,7 +137,7 @@ def choose_plan(
     plans: Mapping[str, Plan],
     max_error: float,
     use: str,
-    training: Training | None,
+    training: Training,
     baselines: Mapping[str, Verification],
 ) -> tuple[str | None, str]:
     """The name of the plan to use, None for FP32, and the reason.
@@ -146,8 +146,6 @@ def choose_plan(
     not `training`, the step changes only the reason; if no requested plan trains in the step's format, nothing.
     baselines: see `recommend`. Raises: PlanError, as `recommend` does.
     """
-    if training is None:
-        return recommend(plans, max_error, use, baselines=baselines)
     if use != "training":
         return recommend(plans, max_error, use, {f"autocast_{training.format}"}, baselines)
     recommended, reason = recommend(plans, max_error, use, baselines=baselines)
