@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.features.training.report import loop_code
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records.audit import Audit
 from auditor.records.training import Training
-from auditor.report.training import loop_code
 from auditor.reporters import html, markdown, text
 from auditor.snippets.trainers import training_code
 from auditor.training.advice import advice_of

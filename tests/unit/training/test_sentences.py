@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from auditor.execution.policy import plain
+from auditor.features.training.report import loop_code
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records import Audit, Capture
 from auditor.records.training import LossScale, ParameterGradients, Training
-from auditor.report.training import loop_code
 from auditor.report.view import ReportView
 from auditor.reporters import html, text
 from auditor.training import stage
