@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import auditor
 from auditor import flow
 from auditor.features.quantization import stage as schemes
+from auditor.features.training import recommend as training_recommend
 from auditor.plan import plans as planning
 from auditor.records import Audit, Finding
-from auditor.training import recommend as training_recommend
 
 STAGES = ("run_all_low", "judge", "findings_of", "_recommend", "about")
 

@@ -13,9 +13,9 @@ from ...report.blocks import Block, Code, Fold, Grid, Prose
 from ...report.training import training_plan, training_words
 from ...report.words import count, label, magnitude, percent, ratio, scope, sentence, where
 from ...snippets.trainers import training_code
-from ...training.recommend import count_underflows
 from ..page import Page
 from .chart import gradient_chart
+from .recommend import count_underflows
 
 ROWS = 10
 FP16 = FORMATS["fp16"]

@@ -15,9 +15,9 @@ from ...records.training import Training
 from ...rulebook.verdicts import unsafe_backward
 from ...settings import Settings
 from ...stages import Stages
-from ...training.recommend import choose_plan
-from ...training.stage import MeasuredStep, conclude, prepare
 from ..feature import Evidence, Feature, Followed
+from .measure import MeasuredStep, conclude, prepare
+from .recommend import choose_plan
 
 
 class TrainingAudit(Feature):

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.features.training.advice import advice_of
+from auditor.features.training.objective import training_subject
+from auditor.features.training.recommend import loss_scale
 from auditor.features.training.report import loop_code
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records.audit import Audit
 from auditor.records.training import Training
 from auditor.reporters import html, markdown, text
 from auditor.snippets.trainers import training_code
-from auditor.training.advice import advice_of
-from auditor.training.objective import training_subject
-from auditor.training.recommend import loss_scale
 from auditor.training.step import StepPrecision, capture_step
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded

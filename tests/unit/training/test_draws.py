@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.features.training.draws import interval_of, side_of
 from auditor.records import Audit
-from auditor.training.draws import interval_of, side_of
 from auditor.training.limits import MOST_TOLERATED, TOLERATED, tolerated_error
 
 

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
-from ..artefact.strategies import strategy_of
-from ..numerics.formats import FORMATS, label
-from ..numerics.histogram import exponent_counts, largest_scale, merge_magnitudes, subnormal_share, underflow_share
-from ..plan.recommend import kept_apart, recommend
-from ..records import Magnitudes, Plan, Verification
-from ..records.training import LossScale, ParameterGradients, Training
-from .limits import HEADROOM, TOLERATED
+from ...artefact.strategies import strategy_of
+from ...numerics.formats import FORMATS, label
+from ...numerics.histogram import exponent_counts, largest_scale, merge_magnitudes, subnormal_share, underflow_share
+from ...plan.recommend import kept_apart, recommend
+from ...records import Magnitudes, Plan, Verification
+from ...records.training import LossScale, ParameterGradients, Training
+from ...training.limits import HEADROOM, TOLERATED
 
 ALLOWED = 0.01
 """Largest acceptable share of the non-zero low-precision gradients that underflow to zero."""
