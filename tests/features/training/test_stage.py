@@ -15,9 +15,9 @@ from auditor.features.training.objective import training_subject
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, underflow_share
 from tests.features.rehearsal.cases import Gate, detour
+from tests.features.training.conftest import Trained, loss_fn, made
 from tests.support.refusing import refused
 from tests.support.replaying import Model
-from tests.unit.training.conftest import Trained, loss_fn, made
 
 
 def reference_gradients(trained: Trained) -> dict[str, torch.Tensor]:

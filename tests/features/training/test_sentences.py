@@ -25,9 +25,9 @@ from auditor.records import Audit, Capture
 from auditor.records.training import LossScale, ParameterGradients, Training
 from auditor.report.view import ReportView
 from auditor.reporters import html, text
+from tests.features.training.conftest import Trained, audited, fp32_gradients, loss_fn, low_gradients, off
 from tests.support.replaying import Model
 from tests.support.subjects import FORMATS, capture_of
-from tests.unit.training.conftest import Trained, audited, fp32_gradients, loss_fn, low_gradients, off
 
 
 def one_layer() -> nn.Module:

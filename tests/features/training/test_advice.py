@@ -23,10 +23,10 @@ from auditor.records.training import Training
 from auditor.reporters import html, markdown, text
 from auditor.snippets.trainers import training_code
 from auditor.training.step import StepPrecision, capture_step
+from tests.features.training.conftest import Trained, audited, fp32_gradients, loss_fn, made
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
 from tests.unit.report.factory import HOSTILE
-from tests.unit.training.conftest import Trained, audited, fp32_gradients, loss_fn, made
 
 BATCH = normal(4, 8), normal(4, 8, seed=1)
 
