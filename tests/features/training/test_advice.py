@@ -71,6 +71,18 @@ def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
     assert "**Training**: " in markdown(trained.audit)
 
 
+def test_the_section_is_open_and_the_lines_stand_below_the_code(trained: Trained) -> None:
+    assert '<section id="training">\n  <h2>Training</h2>\n' in html(trained.audit)
+    page = markdown(trained.audit)
+    assert 0 < page.index("**To do**") < page.index("**Use it**") < page.index("**Training**")
+
+
+def test_advice_that_a_short_terminal_omits_is_counted(trained: Trained) -> None:
+    advice = tuple(replace(trained.audit.training.advice[0], title=f"Advice {number}") for number in range(4))
+    page = text(with_training(trained, advice=advice), width=100, most=1)
+    assert re.search(r"\d more recommendations?, in report.html", " ".join(page.split()))
+
+
 def test_hostile_names_add_no_markup(trained: Trained) -> None:
     training = trained.audit.training
     modules = tuple(replace(m, module=HOSTILE) for m in training.modules)
