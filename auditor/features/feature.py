@@ -53,14 +53,14 @@ class Feature:
         """Run the model in FP32 before it is recorded. The audit continues with the subject and the options returned."""
         return subject, options
 
+    def before_verdicts(self, evidence: Evidence, model: MeasuredModel, stages: Stages) -> Evidence:
+        """Measure more of the recorded model before its operations are judged. The evidence returned adds to the given."""
+        return evidence
+
     @property
     def scorer(self) -> Scorer | None:
         """The scorer that accepts or refuses plans in addition to the error budget; None if the feature has none."""
         return None
-
-    def before_verdicts(self, evidence: Evidence, model: MeasuredModel, stages: Stages) -> Evidence:
-        """Measure more of the recorded model before its operations are judged. The evidence returned adds to the given."""
-        return evidence
 
     def after_plans(self, made: MadePlans, planning: PlanningContext, stages: Stages) -> MadePlans:
         """Make further plans, or measure the plans made so far."""
