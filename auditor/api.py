@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from .asked import validate
+from .features import part
 from .flow import run
 from .isolation.members import enter_by, method_of
 from .loading import from_object
@@ -19,7 +20,6 @@ from .progress.shown import in_notebook, refresh_display, reporter
 from .results import Audit
 from .score import in_hand
 from .settings import Settings, options_of
-from .training.objective import training_subject
 
 
 class _Signature(inspect.Signature):
@@ -75,7 +75,8 @@ def _audit(model: Any, example_inputs: Any, asked: dict[str, Any]) -> Audit:
     own = nullcontext(guard_progress(progress) if callable(progress) else None)
     with refresh_display(reporter(settings=settings)) if shown else own as listener, resident_limit(settings.memory):
         if settings.training:
-            subject = training_subject(model, example_inputs, settings.kwargs, settings.loss_fn)
+            with_loss = part("objective").training_subject
+            subject = with_loss(model, example_inputs, settings.kwargs, settings.loss_fn)
         else:
             subject = from_object(model, example_inputs, settings.kwargs)
         return Audit.of(run(subject, settings.model_copy(update={"progress": listener})))

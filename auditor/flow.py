@@ -21,7 +21,7 @@ from .document.live import fields_of
 from .errors import device_is_full
 from .execution.beside import under_plan
 from .execution.casts import silent_casts
-from .features.feature import Feature, Followed, wanted
+from .features.feature import Evidence, Feature, Followed, wanted
 from .isolation import in_eval, isolate
 from .isolation.process import Flags, flags, ieee
 from .loading.inputs import shapes_of
@@ -38,23 +38,19 @@ from .plan.all_low import AllLow, run_all_low
 from .plan.context import FreshProcess, MeasuredModel, PlanningContext, Scorer, in_unit
 from .plan.made import MadePlans
 from .plan.plans import Planner
-from .plan.recommend import best_for
+from .plan.recommend import recommend
 from .plan.repairs import predict_repairs
 from .plan.verified import note_gpu_only, today_of
 from .records import Audit, Environment, Finding, Plan, Subject, Weight
 from .records.audit import Proposal, Provenance
-from .records.training import Training
 from .report.view import warnings_of
-from .report.words import label
 from .rulebook.causes import FlowGraph, about, findings_of, input_names
-from .rulebook.compiled import Recomputed, unrounded_if_trained
+from .rulebook.compiled import unrounded_if_trained
 from .rulebook.inputs import input_magnitudes
 from .rulebook.load import spread
-from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of, unsafe_backward
+from .rulebook.verdicts import Judgement, judge, judge_layers, reports_of
 from .settings import BOTH, Settings
 from .stages import Stages, explain
-from .training.recommend import choose_plan
-from .training.stage import MeasuredStep, conclude, prepare
 
 
 def run(subject: Subject, options: Settings) -> Audit:
@@ -110,16 +106,13 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     with _prepared(subject, options) as case:
         model = _measure(case)
         all_low = _run_all_low(case, model)
-        step = _run_training_step(case)
-        judged = _judge(model, all_low, step)
-        findings = _apply_rules(case, model, judged, all_low, step)
+        evidence = _gather_evidence(case, model)
+        judged = _judge(model, all_low, evidence)
+        findings = _apply_rules(case, model, judged, all_low, evidence)
         planning = PlanningContext.of(model, judged, findings, case.scorer)
         planned = _make_plans(case, planning, all_low)
-        training = _compare_steps(case, step, planned.plans)
-        recommended, reason = choose_plan(
-            planned.plans, planning.output_metric.budget, options.use, training, planned.baselines
-        )
-        return _conclude(case, planning, planned, training, recommended, reason)
+        recommended, reason = _recommend(case, planning, planned)
+        return _conclude(case, planning, planned, recommended, reason)
 
 
 @contextmanager
@@ -172,18 +165,17 @@ def _run_all_low(case: Case, model: MeasuredModel) -> AllLow:
         return run_all_low(model)
 
 
-def _run_training_step(case: Case) -> MeasuredStep | None:
-    """The FP32 training step with the backward pass of each operation in low precision, if training is audited."""
-    if not case.options.training:
-        return None
-    with case.stages("training", "run the training step in FP32"):
-        return prepare(case.subject, case.options.formats, case.options.seed)
+def _gather_evidence(case: Case, model: MeasuredModel) -> Evidence:
+    """What the features measure before operations are judged."""
+    evidence = Evidence()
+    for feature in case.features:
+        evidence = feature.before_verdicts(evidence, model, case.stages)
+    return evidence
 
 
-def _judge(model: MeasuredModel, all_low: AllLow, step: MeasuredStep | None) -> Judgement:
+def _judge(model: MeasuredModel, all_low: AllLow, evidence: Evidence) -> Judgement:
     """The verdicts on all operations and layers, from all evidence."""
     noise = model.noise.measured
-    backward = unsafe_backward(model.capture, step.nodes, step.capture) if step is not None else {}
     judged = judge(
         model.capture,
         model.measured,
@@ -191,19 +183,23 @@ def _judge(model: MeasuredModel, all_low: AllLow, step: MeasuredStep | None) -> 
         model.output_metric.budget,
         noise,
         all_low=all_low.runs,
-        backward=backward,
+        backward=evidence.unsafe,
     )
     layers = judge_layers(model.capture, model.measured, model.output_metric, noise)
     return replace(judged, layers=layers)
 
 
 def _apply_rules(
-    case: Case, model: MeasuredModel, judged: Judgement, all_low: AllLow, step: MeasuredStep | None
+    case: Case, model: MeasuredModel, judged: Judgement, all_low: AllLow, evidence: Evidence
 ) -> tuple[Finding, ...]:
     """The findings of all rules, with their causes, before their severity under a plan is known."""
     options = case.options
     with case.stages("classify", f"{len(options.rulebook)} rules"):
-        gradients = _changed_by_compiler(case, model, step)
+        gradients = evidence.changed_by_compiler
+        if gradients is None:
+            first_format = options.formats[0]
+            ranges = model.measured.ranges
+            gradients = unrounded_if_trained(model.capture, case.subject, ranges, first_format, options.seed)
         return findings_of(
             model.capture,
             model.measured,
@@ -220,14 +216,6 @@ def _apply_rules(
         )
 
 
-def _changed_by_compiler(case: Case, model: MeasuredModel, step: MeasuredStep | None) -> Recomputed:
-    """Operations whose gradients torch.compile may turn NaN: in the audited training step, or if the model is trained."""
-    if step is not None:
-        return step.changed_by_compiler(model.capture)
-    options = case.options
-    return unrounded_if_trained(model.capture, case.subject, model.measured.ranges, options.formats[0], options.seed)
-
-
 def _make_plans(case: Case, planning: PlanningContext, all_low: AllLow) -> MadePlans:
     """Make and verify the plans of modules, and all that features add to plans."""
     with case.stages("plan", "solve, patch, verify"):
@@ -239,20 +227,20 @@ def _make_plans(case: Case, planning: PlanningContext, all_low: AllLow) -> MadeP
     return made
 
 
-def _compare_steps(case: Case, step: MeasuredStep | None, plans: Mapping[str, Plan]) -> Training | None:
-    """The training step under the plans, and the format to train in, if training is audited."""
-    if step is None:
-        return None
-    formats = " and ".join(map(label, case.options.formats))
-    with case.stages("low-precision steps", f"run the training step in {formats}"):
-        return conclude(step, plans, best_for(plans, case.options.use))
+def _recommend(case: Case, planning: PlanningContext, planned: MadePlans) -> tuple[str | None, str]:
+    """The name of the plan to use, None for FP32, and the reason; a feature may choose."""
+    for feature in case.features:
+        choice = feature.recommend(planned, planning)
+        if choice is not None:
+            return choice
+    budget = planning.output_metric.budget
+    return recommend(planned.plans, budget, case.options.use, baselines=planned.baselines)
 
 
 def _conclude(
     case: Case,
     planning: PlanningContext,
     planned: MadePlans,
-    training: Training | None,
     recommended: str | None,
     reason: str,
 ) -> Audit:
@@ -276,7 +264,7 @@ def _conclude(
     flops = {name: cost.flops for name, cost in planning.costs.items()}
     own_findings = [replace(finding, node=twins.get(finding.node, finding.node)) for finding in findings]
     own_errors = {name: error for name, error in replay.errors.items() if name not in twins}
-    warnings = (*subject.warnings, *captured.warnings, *planned.warnings, *warnings_of(planning, training))
+    warnings = (*subject.warnings, *captured.warnings, *planned.warnings, *warnings_of(planning))
     return Audit(
         **_description(planning, case.stages.seconds),
         nodes=reports_of(captured, measured, judged, findings, flops, replay.dtypes),
@@ -291,7 +279,6 @@ def _conclude(
         quantized_plans=planned.quantized_plans,
         decisions=(*measured.decisions, *planned.decisions),
         repairs=repairs,
-        training=training,
         recommended=recommended,
         recommendation=reason,
         proposals=proposals,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .document.codec import to_document
-from .features.page import pages
+from .features.page import Page, pages
 from .records.audit import Audit
 from .report import FORMATS, plans
 from .report.annotations import github, place_of, sarif
@@ -19,7 +19,6 @@ from .report.findings import Cause, Causes, causes
 from .report.fixes import fix_words, offer
 from .report.origins import decision_words, decisions_section, nonfinite_runs, origins
 from .report.table import table
-from .report.training import training_section, training_words
 from .report.view import ReportView, method, next_step
 from .report.words import count, label, line, printable, remedy, sentence, shorten
 
@@ -37,8 +36,8 @@ ENTRIES_SHOWN = 5
 """Number of causes that a page lists. HTML folds further causes and all notes; other pages count them."""
 AVOIDED_SHOWN = 5
 """Maximum number of problems that are named although the plan avoids them and their repair gains nothing."""
-ISLANDS_SHOWN, PROPOSALS_SHOWN, ADVICE_SHOWN, MEMBERS_SHOWN = 6, 4, 4, 40
-"""Maximum numbers of modules kept in FP32, of outputs, of pieces of advice, and of members of a cause that are listed."""
+ISLANDS_SHOWN, PROPOSALS_SHOWN, MEMBERS_SHOWN = 6, 4, 40
+"""Maximum numbers of modules kept in FP32, of outputs, and of members of a cause that are listed."""
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
@@ -51,7 +50,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
         Prose(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", (about,), "title"),
         Prose("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
         Prose("", tuple(filter(None, (seen.proof, *seen.broken)))),
-        *(Prose(label, tuple(lines)) for label, lines in _asked(audit).items()),
+        *(Prose(page.label, tuple(page.lines(audit))) for page in _with_lines(is_answer=True)),
         *_findings(audit, causes(audit), entries),
         Prose("Fix", (offer(audit),)),
         *plans.plan_table(audit, seen.plans),
@@ -86,13 +85,14 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
             replace(block, texts=block.texts[:1]) if isinstance(block, Prose) and block.label == AVOIDED else block
             for block in shown
         ]
-    answers = _answers(audit)
+    answers = {page.label: page.always_shown(audit) for page in _with_lines(is_answer=True)}
+    nouns = {"Caution": "limitation", **{page.label: page.noun for page in pages().values()}}
     lists = [block for block in shown if isinstance(block, Prose)]
     for block in sorted(lists, key=lambda block: (block.label in answers, -len(block.texts))):
         least = answers.get(block.label, 1)
         if (over := _lines(shown) - most) > 0 and len(block.texts) > max(least, 2):
             kept = block.texts[: max(len(block.texts) - over - 1, least)]
-            noun = {"Caution": "limitation", "Training": "recommendation"}.get(block.label, "result")
+            noun = nouns.get(block.label, "result")
             more = f"{count(len(block.texts) - len(kept), f'more {noun}')}, in report.html"
             shown[shown.index(block)] = replace(block, texts=(*kept, more))
     return shown
@@ -102,14 +102,9 @@ def _lines(page: list[Block]) -> int:
     return to_terminal(page, 100, False).count("\n")
 
 
-def _asked(audit: Audit) -> dict[str, Sequence[str]]:
-    """{label: its lines} for what the user asked for with an option, such as generated tokens."""
-    return {page.label: page.lines(audit) for page in pages().values() if page.label}
-
-
-def _answers(audit: Audit) -> dict[str, int]:
-    """{label: number of its first lines that are always shown}."""
-    return {page.label: page.always_shown(audit) for page in pages().values() if page.label}
+def _with_lines(is_answer: bool) -> list[Page]:
+    """The features with lines on a terminal: either answers to what the user asked for, or the others."""
+    return [page for page in pages().values() if page.label and page.is_answer == is_answer]
 
 
 def _findings(audit: Audit, todo: Causes, most: int) -> Iterator[Block]:
@@ -157,16 +152,12 @@ def _place_words(audit: Audit, cause: Cause) -> str:
 
 
 def _more(audit: Audit, seen: ReportView) -> list[Block]:
-    """Sections that are shown unless empty: cautions, training, criteria, times, verdicts by format, and more."""
-    training: list[str] = []
-    if audit.training is not None:
-        titles = dict.fromkeys(f"- {advice.title}" for advice in audit.training.advice)
-        training = [training_words(audit.training), *[*titles][:ADVICE_SHOWN]]
+    """Sections that are shown unless empty: cautions, criteria, times, verdicts by format, and more."""
     shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
     limits = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
     sections: dict[str, Iterable[str]] = {
         "Caution": seen.limits,
-        "Training": training,
+        **{page.label: page.lines(audit) for page in _with_lines(is_answer=False)},
         "Criteria": limits,
         "Score": [plans.score_headline(audit), *(f"{p.title}: {p.score}" for p in seen.plans if p.score)],
         "Times": plans.times(audit),
@@ -236,17 +227,18 @@ def html(audit: Audit) -> str:
         snippets=plans.snippets(audit),
         more_ways=plans.more_ways(audit),
         optional=_optional(audit),
-        training=training_section(audit),
         method=method(audit, seen.limits),
     )
 
 
-def _optional(audit: Audit) -> dict[str, tuple[str, str, Sequence[str], Sequence[Block]]]:
-    """{id of a section: its name in the navigation, heading, sentence and contents}, for sections that have any."""
+def _optional(audit: Audit) -> dict[str, tuple[str, str, Sequence[str], bool, Sequence[Block]]]:
+    """{id of a section: its name in the navigation, heading, sentence, whether it is folded, and its contents}, for
+    sections that have any."""
     sections = {
-        name: (page.name, page.title, page.headline(audit), page.section(audit)) for name, page in pages().items()
+        name: (page.name, page.title, page.headline(audit), page.is_folded, page.section(audit))
+        for name, page in pages().items()
     }
-    decided = ("Decisions", "Decisions inside the model", [decision_words(audit)], decisions_section(audit))
+    decided = ("Decisions", "Decisions inside the model", [decision_words(audit)], True, decisions_section(audit))
     return {name: section for name, section in {"decisions": decided, **sections}.items() if section[-1]}
 
 

@@ -15,13 +15,13 @@ from torch import nn
 import auditor
 from auditor.artefact.base import plan_table
 from auditor.execution.policy import Policy, plain
+from auditor.features.training.measure import low_by_module, low_names
+from auditor.features.training.recommend import loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from auditor.isolation import in_training
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, merge_magnitudes, significant, underflow_share
 from auditor.records.training import LossScale, ParameterGradients
-from auditor.training.recommend import loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from auditor.training.replay import Step, bind_step, hear_gradients, run_step
-from auditor.training.stage import low_by_module, low_names
 from auditor.training.step import capture_step, step_batches, use_own_gradients
 from benchmarks.drawing import Curves, drawn
 from benchmarks.learning import Loop, Task, fresh, loop, subject_of, task

@@ -26,7 +26,6 @@ from ..records import Audit, folder
 from ..report import kept, model_explorer, view
 from ..report.words import printable
 from ..score import find_function
-from ..training.objective import load_training
 from ..verify import artefact
 from .pipeline import audit_pipeline
 
@@ -57,7 +56,9 @@ def _audit_one(settings: WithTarget, progress: Display) -> int:
 
 def _ran(settings: WithTarget, progress: Display, known: Audit | None) -> int:
     """Load the model, audit it, write the files and print the result."""
-    make = partial(load_training, loss=settings.loss) if settings.training else load
+    make = load
+    if settings.training:
+        make = partial(part("objective").load_training, loss=settings.loss)
     subject = make(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
     directory = settings.out or read.default_directory(subject, writes=not settings.dry_run)
     for warning in cautions(subject):

@@ -21,6 +21,7 @@ FEATURES = (
     "cpu",
     "repeats",
     "ledger",
+    "training",
     "rehearsal",
     "watch",
     "compare",

@@ -23,7 +23,6 @@ from ..plan.recommend import kept_apart, outcome
 from ..records import Batch, InputRange, NodeReport, Plan, Subject, Verification
 from ..records.audit import FILES, Audit
 from ..records.decisions import Decision
-from ..records.training import Training
 from .blocks import Block, Code, Grid, Prose
 from .findings import causes, outputs_beyond, repair_words
 from .margins import range_note
@@ -368,8 +367,8 @@ def noise(audit: Audit) -> dict[str, str]:
     return {**texts, "Not deterministic": "; ".join(shorten(listed, NAMED, "measurements.json"))}
 
 
-def warnings_of(planning: PlanningContext, training: Training | None) -> Iterator[str]:
-    """Warnings about stored weights, noise, held-out inputs, training batches, and the verification."""
+def warnings_of(planning: PlanningContext) -> Iterator[str]:
+    """Warnings about stored weights, noise, held-out inputs, and the verification."""
     subject, noise = planning.subject, planning.noise.measured
     yield from storage_notes(subject, planning.capture, planning.measured.ranges, planning.options.formats)
     if margin := range_note(subject, planning.capture, planning.measured.ranges, planning.options.formats):
@@ -392,11 +391,6 @@ def warnings_of(planning: PlanningContext, training: Training | None) -> Iterato
     if not subject.held_out:
         others = " To use others, return them from get_eval_inputs() in the model's file." if subject.origin else ""
         yield f"No held-out inputs: the plans were verified on the calibration inputs.{others}"
-    if training is not None and training.batches != len(subject.batches):
-        yield (
-            f"Gradients were measured on {training.batches} of {len(subject.batches)} batches, "
-            "since the other batches have other shapes or operations in the training step."
-        )
     for reason in planning.process.problems[:1]:
         yield (
             f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "

@@ -1,1 +1,1 @@
-"""Audits a training step: its loss, usable loss scales and formats, and recommendations."""
+"""Training steps, for the features that run one: recorded, replayed, run in low precision, and traced to the first Inf or NaN."""

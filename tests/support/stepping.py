@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from auditor.features.training.objective import training_subject
 from auditor.records import Subject
-from auditor.training.objective import training_subject
 from auditor.training.replay import Step, bind_step, run_step
 from auditor.training.step import capture_step, step_batches
 

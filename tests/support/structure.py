@@ -12,9 +12,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "auditor"
 BANDS: dict[str, tuple[str, ...]] = {
     "ground": ("errors", "resources", "stages", "processes", "facade"),
     "nouns": ("records", "numerics", "offload"),
-    "engine": ("isolation", "emulation", "capture", "loading", "criteria", "artefact", "execution"),
+    "engine": ("isolation", "emulation", "capture", "loading", "criteria", "artefact", "execution", "training"),
     "evidence": ("measure", "rulebook"),
-    "plans": ("score", "settings", "verify", "plan", "training"),
+    "plans": ("score", "settings", "verify", "plan"),
     "telling": ("document", "snippets", "report"),
     "features": ("asked", "progress", "command", "features"),
     "entry": ("reporters", "flow", "results", "api", "fleet", "commands", "cli"),

@@ -20,6 +20,8 @@ from auditor.errors import PlanError
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy
 from auditor.execution.resolve import resolve
+from auditor.features.training.backward import backward_errors
+from auditor.features.training.objective import training_subject
 from auditor.isolation import in_training
 from auditor.loading import placement
 from auditor.measure.attribute import estimate
@@ -35,8 +37,6 @@ from auditor.plan import plans
 from auditor.plan.context import MeasuredModel, PlanningContext
 from auditor.plan.problem import timed_in
 from auditor.records import Audit, Capture, Contribution, Plan
-from auditor.training.backward import backward_errors
-from auditor.training.objective import training_subject
 from auditor.training.replay import bind_step, run_step
 from auditor.training.step import capture_step, step_batches
 from tests.support.fake_cuda import NAMES

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 import auditor
 from auditor import flow
 from auditor.features.quantization import stage as schemes
+from auditor.features.training import recommend as training_recommend
 from auditor.plan import plans as planning
 from auditor.records import Audit, Finding
-from auditor.training import recommend as training_recommend
 
-STAGES = ("run_all_low", "judge", "findings_of", "choose_plan", "about")
+STAGES = ("run_all_low", "judge", "findings_of", "_recommend", "about")
 
 
 class Variance(nn.Module):
@@ -102,6 +102,7 @@ def test_every_stage_runs_once_and_its_record_is_what_the_reporters_get(
 
     for name in STAGES:
         watch(flow, name)
+    watch(flow, "recommend")
     watch(training_recommend, "recommend")
     watch(planning, "find_verified")
     torch.manual_seed(0)
@@ -112,7 +113,7 @@ def test_every_stage_runs_once_and_its_record_is_what_the_reporters_get(
     audit = auditor.audit(Cancels(), inputs, **asked)
 
     assert calls == Counter([*STAGES, "recommend", "find_verified"])
-    assert (audit.recommended, audit.recommendation) == returned["choose_plan"]
+    assert (audit.recommended, audit.recommendation) == returned["_recommend"]
     assert {name: vars(plan) for name, plan in audit.plans.items()} == {
         name: vars(plan) for name, plan in returned["find_verified"].items()
     }

@@ -18,7 +18,7 @@ from ...loading.target import call, guard_progress
 from ...numerics.formats import dtype_of, label
 from ...records import Plan, Progress
 from ...records.audit import Audit
-from ...training.recommend import HEADROOM, tolerated_error
+from ...training.limits import HEADROOM, tolerated_error
 from ...training.step import LOSS
 from .batches import Batches, number_batches
 from .forked import bad_step, call_forked

@@ -15,11 +15,11 @@ from auditor.capture.capture import capture
 from auditor.execution.beside import UnderPlan, first_non_finite, under_plan
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy, choice_from_scopes, plain
+from auditor.features.training.objective import training_subject
 from auditor.isolation import in_training
 from auditor.loading import from_object
 from auditor.numerics.metrics import relative_l2
 from auditor.records import NonFinite, Plan, ScopeChoice
-from auditor.training.objective import training_subject
 from auditor.training.replay import (
     LowStep,
     bind_step,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.features.training.objective import load_training
 from auditor.loading import inputs, load
-from auditor.training.objective import load_training
 
 TOP = """
 import torch

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError, LoadError
+from auditor.features.training.objective import training_subject
 from auditor.isolation import in_eval
 from auditor.isolation.isolated import in_fp32
 from auditor.loading import from_object, load
 from auditor.loading.placement import copy_to_device, move_subject, place_subject
 from auditor.loading.state import upcast_model
-from auditor.training.objective import training_subject
 from tests.support.capturing import Function
 from tests.support.refusing import refused
 from tests.support.replaying import Model

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.emulation.emulate import emulate
+from auditor.features.training.measure import low_names
+from auditor.features.training.objective import training_subject
 from auditor.isolation import in_training
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
-from auditor.training.objective import training_subject
 from auditor.training.replay import Step, bind_step, gradient_error, run_step
-from auditor.training.stage import low_names
 from auditor.training.step import FP32, StepPrecision, capture_step, own_step, step_batches, use_own_gradients
 from tests.support.capturing import Function
 from tests.support.replaying import Model

@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.features.training.advice import advice_of
+from auditor.features.training.objective import training_subject
+from auditor.features.training.recommend import loss_scale
+from auditor.features.training.report import loop_code
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records.audit import Audit
 from auditor.records.training import Training
-from auditor.report.training import loop_code
 from auditor.reporters import html, markdown, text
 from auditor.snippets.trainers import training_code
-from auditor.training.advice import advice_of
-from auditor.training.objective import training_subject
-from auditor.training.recommend import loss_scale
 from auditor.training.step import StepPrecision, capture_step
+from tests.features.training.conftest import Trained, audited, fp32_gradients, loss_fn, made
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
 from tests.unit.report.factory import HOSTILE
-from tests.unit.training.conftest import Trained, audited, fp32_gradients, loss_fn, made
 
 BATCH = normal(4, 8), normal(4, 8, seed=1)
 
@@ -69,6 +69,18 @@ def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
     assert '<a href="#training">' in page
     assert training.recommendation.split(":")[0] in " ".join(text(trained.audit, width=200).split())
     assert "**Training**: " in markdown(trained.audit)
+
+
+def test_the_section_is_open_and_the_lines_stand_below_the_code(trained: Trained) -> None:
+    assert '<section id="training">\n  <h2>Training</h2>\n' in html(trained.audit)
+    page = markdown(trained.audit)
+    assert 0 < page.index("**To do**") < page.index("**Use it**") < page.index("**Training**")
+
+
+def test_advice_that_a_short_terminal_omits_is_counted(trained: Trained) -> None:
+    advice = tuple(replace(trained.audit.training.advice[0], title=f"Advice {number}") for number in range(4))
+    page = text(with_training(trained, advice=advice), width=100, most=1)
+    assert re.search(r"\d more recommendations?, in report.html", " ".join(page.split()))
 
 
 def test_hostile_names_add_no_markup(trained: Trained) -> None:

@@ -6,15 +6,15 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 
-from ..execution.policy import Policy
-from ..execution.resolve import is_low, resolve
-from ..numerics.formats import FORMATS, label
-from ..numerics.histogram import merge_magnitudes
-from ..numerics.nodes import is_collective
-from ..numerics.operations import operation
-from ..records import Capture
-from ..records.training import Advice, Training
-from .step import LOSS, StepPrecision
+from ...execution.policy import Policy
+from ...execution.resolve import is_low, resolve
+from ...numerics.formats import FORMATS, label
+from ...numerics.histogram import merge_magnitudes
+from ...numerics.nodes import is_collective
+from ...numerics.operations import operation
+from ...records import Capture
+from ...records.training import Advice, Training
+from ...training.step import LOSS, StepPrecision
 
 DOMINANT = 0.5
 """Minimum share of the squared gradient norm at which an embedding dominates."""

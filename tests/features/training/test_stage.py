@@ -10,14 +10,14 @@ from torch import nn
 from auditor.api import audit
 from auditor.emulation.emulate import emulate
 from auditor.errors import AuditorError
+from auditor.features.training.measure import conclude, prepare
+from auditor.features.training.objective import training_subject
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import magnitudes_of, underflow_share
-from auditor.training.objective import training_subject
-from auditor.training.stage import conclude, prepare
 from tests.features.rehearsal.cases import Gate, detour
+from tests.features.training.conftest import Trained, loss_fn, made
 from tests.support.refusing import refused
 from tests.support.replaying import Model
-from tests.unit.training.conftest import Trained, loss_fn, made
 
 
 def reference_gradients(trained: Trained) -> dict[str, torch.Tensor]:

@@ -9,18 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from auditor.execution.policy import plain
+from auditor.features.training import measure
+from auditor.features.training.measure import low_by_module, low_names, module_gradients
+from auditor.features.training.recommend import (
+    format_to_train_in,
+    loss_scale,
+    lost_by_adam,
+    lost_by_sgd,
+    ratios_of,
+    scaler_code,
+)
+from auditor.features.training.report import loop_code
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records import Audit, Capture
 from auditor.records.training import LossScale, ParameterGradients, Training
-from auditor.report.training import loop_code
 from auditor.report.view import ReportView
 from auditor.reporters import html, text
-from auditor.training import stage
-from auditor.training.recommend import format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of, scaler_code
-from auditor.training.stage import low_by_module, low_names, module_gradients
+from tests.features.training.conftest import Trained, audited, fp32_gradients, loss_fn, low_gradients, off
 from tests.support.replaying import Model
 from tests.support.subjects import FORMATS, capture_of
-from tests.unit.training.conftest import Trained, audited, fp32_gradients, loss_fn, low_gradients, off
 
 
 def one_layer() -> nn.Module:
@@ -113,7 +120,7 @@ def test_the_window_that_fp16_is_recommended_with(trained: Trained) -> None:
 
 def test_the_loss_is_outside_of_a_plans_regions_as_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product in the loss, which a region of autocast would run in FP16, where it overflows."""
-    monkeypatch.setattr(stage, "_loss_overflows", lambda *_: iter(()))  # which runs the loss inside the region
+    monkeypatch.setattr(measure, "_loss_overflows", lambda *_: iter(()))  # which runs the loss inside the region
     seen = set()
 
     def contrast(outputs: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.features.training import backward
+from auditor.features.training.backward import BackwardTest, backward_errors, backward_nodes
 from auditor.records import NodeError
-from auditor.training import backward
-from auditor.training.backward import BackwardTest, backward_errors, backward_nodes
 from tests.support.stepping import Scaled, stepped
 
 U = 2.0**-7

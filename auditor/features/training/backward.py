@@ -12,21 +12,21 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..errors import first_line, let_through
-from ..execution.execute import low_literals, with_literals
-from ..isolation import isolate
-from ..numerics.casting import round_tree
-from ..numerics.entries import dense, finite, is_plain
-from ..numerics.formats import FORMATS
-from ..numerics.histogram import magnitudes_of, merge_magnitudes, significant
-from ..numerics.kernels import CUDA_ARITHMETIC, UnsupportedInFormat, run_op
-from ..numerics.metrics import output_error
-from ..numerics.nodes import operation_of, target_of, tensors_in
-from ..records import NodeError
-from ..records.training import BackwardNode, GradientChange
+from ...errors import first_line, let_through
+from ...execution.execute import low_literals, with_literals
+from ...isolation import isolate
+from ...numerics.casting import round_tree
+from ...numerics.entries import dense, finite, is_plain
+from ...numerics.formats import FORMATS
+from ...numerics.histogram import magnitudes_of, merge_magnitudes, significant
+from ...numerics.kernels import CUDA_ARITHMETIC, UnsupportedInFormat, run_op
+from ...numerics.metrics import output_error
+from ...numerics.nodes import operation_of, target_of, tensors_in
+from ...records import NodeError
+from ...records.training import BackwardNode, GradientChange
+from ...training.replay import LowStep, Step, broken_gradients, gradient_error, one_low
+from ...training.step import LOSS
 from .recommend import least_exponent
-from .replay import LowStep, Step, broken_gradients, gradient_error, one_low
-from .step import LOSS
 
 MAX_RERUNS, FEWEST = 64, 16
 """Maximum number of operations with a separate training step in each format, usually and for the largest models."""

@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from ..isolation import isolate
-from ..isolation.weights import change_weights
-from .replay import Step, gradient_error
-from .step import FP32, StepPrecision, own_step
+from ...isolation import isolate
+from ...isolation.weights import change_weights
+from ...training.replay import Step, gradient_error
+from ...training.step import FP32, StepPrecision, own_step
 
 NEAR = 4.0
 """An error is drawn again if it is above 1 / NEAR of the threshold."""

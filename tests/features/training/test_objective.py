@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError, CaptureError
+from auditor.features.training.objective import load_training, split, training_subject
 from auditor.loading import load
 from auditor.records import Capture, Subject
-from auditor.training.objective import load_training, split, training_subject
 from auditor.training.step import LOSS, TrainingStep, capture_step, own_loss, step_batches
 from tests.support.refusing import refused
 from tests.support.replaying import Model

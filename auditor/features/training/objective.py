@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..criteria.criterion import name_of
-from ..errors import LoadError, let_through
-from ..isolation import in_training, isolate
-from ..loading import load
-from ..loading.inputs import LABELS, NoNames, as_batches, reject_iterators
-from ..loading.state import upcast_model
-from ..loading.subject import from_object
-from ..loading.target import Target, blame, call, named_in, parse
-from ..numerics.entries import over_tensors
-from ..records import Batch, Objective, Subject
-from .step import TrainingStep, step_batches
+from ...criteria.criterion import name_of
+from ...errors import LoadError, let_through
+from ...isolation import in_training, isolate
+from ...loading import load
+from ...loading.inputs import LABELS, NoNames, as_batches, reject_iterators
+from ...loading.state import upcast_model
+from ...loading.subject import from_object
+from ...loading.target import Target, blame, call, named_in, parse
+from ...numerics.entries import over_tensors
+from ...records import Batch, Objective, Subject
+from ...training.step import TrainingStep, step_batches
 
 LOSS_NAMES = ("loss_fn", "get_loss", "criterion")
 TARGET_NAMES = ("get_targets", "targets")

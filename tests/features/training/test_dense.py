@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.emulation.emulate import emulate
-from auditor.training.objective import training_subject
-from auditor.training.stage import prepare
+from auditor.features.training.measure import prepare
+from auditor.features.training.objective import training_subject
 
 SIZE, BATCH, STEPS = 96, 8, 3
 """Side of the square images, images per batch, and steps: 73,728 positions."""

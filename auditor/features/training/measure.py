@@ -1,4 +1,4 @@
-"""The training stage: before planning it detects backward failures, after planning it recommends how to train."""
+"""Measures the training step: in FP32 before planning, with its backward passes, and in low precision after planning."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from ..capture.paths import usable
-from ..errors import LoadError
-from ..execution.policy import Policy
-from ..execution.resolve import resolve
-from ..isolation import in_training
-from ..numerics.entries import is_plain, over_tensors, tensors_in
-from ..numerics.formats import FORMATS, label
-from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
-from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
-from ..records.training import (
+from ...capture.paths import usable
+from ...errors import LoadError
+from ...execution.policy import Policy
+from ...execution.resolve import resolve
+from ...isolation import in_training
+from ...numerics.entries import is_plain, over_tensors, tensors_in
+from ...numerics.formats import FORMATS, label
+from ...numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
+from ...records import Batch, Capture, Magnitudes, Objective, Plan, Subject
+from ...records.training import (
     Advice,
     BackwardNode,
     Bf16Outlook,
@@ -27,25 +27,24 @@ from ..records.training import (
     ParameterGradients,
     Training,
 )
-from ..rulebook.compiled import Recomputed, unrounded_gradients
-from ..rulebook.verdicts import backward_reasons
-from ..stages import tick
+from ...rulebook.compiled import Recomputed, unrounded_gradients
+from ...rulebook.verdicts import backward_reasons
+from ...stages import tick
+from ...training.blame import overflow_of
+from ...training.limits import HEADROOM, tolerated_error
+from ...training.replay import LowStep, Step, bind_step, gradient_error, run_step
+from ...training.step import FP32, LOSS, StepPrecision, capture_step, own_step, step_batches, use_own_gradients
 from .advice import advice_of
 from .backward import backward_nodes
-from .blame import overflow_of
 from .draws import decisive_error, draw_errors, interval_of, side_of
 from .recommend import (
-    HEADROOM,
     RATES,
     format_to_train_in,
     loss_scale,
     lost_by_adam,
     lost_by_sgd,
     ratios_of,
-    tolerated_error,
 )
-from .replay import LowStep, Step, bind_step, gradient_error, run_step
-from .step import FP32, LOSS, StepPrecision, capture_step, own_step, step_batches, use_own_gradients
 
 QUARTERS = 12
 """Maximum number of times that the loss scale is divided by four to make gradients finite on every batch."""

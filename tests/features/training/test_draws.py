@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.features.training.draws import interval_of, side_of
 from auditor.records import Audit
-from auditor.training.draws import interval_of, side_of
-from auditor.training.recommend import MOST_TOLERATED, TOLERATED, tolerated_error
+from auditor.training.limits import MOST_TOLERATED, TOLERATED, tolerated_error
 
 
 def test_the_interval_contains_the_median_nineteen_times_in_twenty() -> None:

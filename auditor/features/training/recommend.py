@@ -8,25 +8,16 @@ from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
-from ..artefact.strategies import strategy_of
-from ..numerics.formats import FORMATS, label
-from ..numerics.histogram import exponent_counts, largest_scale, merge_magnitudes, subnormal_share, underflow_share
-from ..plan.recommend import kept_apart, recommend
-from ..records import Magnitudes, Plan, Verification
-from ..records.training import LossScale, ParameterGradients, Training
-
-TOLERATED, MOST_TOLERATED = 0.1, 0.25
-"""Largest relative gradient error of a recommended format: the gradient then points within 6 degrees of FP32's. Where
-gradients of two batches differ far more, up to the second value: within 15 degrees."""
-
-NOISE_SHARE = 0.25
-"""A gradient error of up to this share of the difference between batches is tolerated."""
+from ...artefact.strategies import strategy_of
+from ...numerics.formats import FORMATS, label
+from ...numerics.histogram import exponent_counts, largest_scale, merge_magnitudes, subnormal_share, underflow_share
+from ...plan.recommend import kept_apart, recommend
+from ...records import Magnitudes, Plan, Verification
+from ...records.training import LossScale, ParameterGradients, Training
+from ...training.limits import HEADROOM, TOLERATED
 
 ALLOWED = 0.01
 """Largest acceptable share of the non-zero low-precision gradients that underflow to zero."""
-
-HEADROOM = 16.0
-"""Factor from the initial to the largest usable loss scale, since gradients may grow; less if few scales are usable."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]
@@ -37,12 +28,6 @@ RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 _HALF_SPACING = FORMATS["bf16"].mantissa + 1
 _NEVER = 200
 """Key in `ratios` of weights that are zero, above all other keys: near zero BF16 represents any update."""
-
-
-def tolerated_error(noise: float | None) -> float:
-    """Largest tolerated relative L2 error of gradients, in an audit and in a rehearsal. noise: the relative difference of
-    FP32 gradients between two batches; None if unknown."""
-    return min(max(TOLERATED, NOISE_SHARE * (noise or 0.0)), MOST_TOLERATED)
 
 
 def format_to_train_in(
@@ -152,7 +137,7 @@ def choose_plan(
     plans: Mapping[str, Plan],
     max_error: float,
     use: str,
-    training: Training | None,
+    training: Training,
     baselines: Mapping[str, Verification],
 ) -> tuple[str | None, str]:
     """The name of the plan to use, None for FP32, and the reason.
@@ -161,8 +146,6 @@ def choose_plan(
     not `training`, the step changes only the reason; if no requested plan trains in the step's format, nothing.
     baselines: see `recommend`. Raises: PlanError, as `recommend` does.
     """
-    if training is None:
-        return recommend(plans, max_error, use, baselines=baselines)
     if use != "training":
         return recommend(plans, max_error, use, {f"autocast_{training.format}"}, baselines)
     recommended, reason = recommend(plans, max_error, use, baselines=baselines)
