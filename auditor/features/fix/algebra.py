@@ -52,6 +52,26 @@ LARGEST = 65504.0
 TINY = 1e-4
 """Numbers below this may vanish in FP16."""
 
+_UPDATES = ("{w} + {b} @ {a}", "{w} + {s:scalar} * ({b} @ {a})")
+"""A weight plus a low-rank update, as in LoRA."""
+
+
+def _two_products(update: str) -> Iterator[RuleFix]:
+    """Rewritings of products with a weight plus an update to two products: digits of a small update are lost where the sum
+    is rounded. `{x:name}` stands for a variable, since the rewritten text reads it twice."""
+    b = "({b} * {s})" if "{s" in update else "{b}"
+    linear = "torch.nn.functional.linear"
+    both = f"{linear}({{x}}, {{w}}, {{*bias}}) + {linear}({linear}({{x}}, {{a}}), {b})"
+    yield RuleFix((f"{linear}({{x:name}}, {update}, {{*bias}})",), (both,))
+    yield RuleFix((f"({update}) @ {{x:name}}",), (f"{{w}} @ {{x}} + {b} @ ({{a}} @ {{x}})",))
+    yield RuleFix((f"{{x:name}} @ ({update})",), (f"{{x}} @ {{w}} + ({{x}} @ {b}) @ {{a}}",))
+    transposed = f"{{x}} @ {{w}}.t() + ({{x}} @ {{a}}.t()) @ {b}.t()"
+    yield RuleFix((f"{{x:name}} @ ({update}).t()",), (transposed,))
+
+
+MERGED = tuple(fix for update in _UPDATES for fix in _two_products(update))
+"""Rewritings that answer a measured problem, without a rule that names it."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -86,6 +106,8 @@ def form_of(node: ast.expr) -> Form:
         return _form_of_call(node)
     if isinstance(node, ast.Starred):
         return form_of(node.value)
+    if isinstance(node, ast.Attribute) and node.attr in ("T", "mT"):
+        return Form("t", (form_of(node.value),), (), node)
     if isinstance(node, ast.Constant):
         return Form(repr(node.value), (), (), node)
     return Form(ast.unparse(node), (), (), node)
@@ -151,21 +173,28 @@ class Rewriter:
 
     def candidates(self, around: ast.AST, rules: Sequence[Rule]) -> Iterator[Candidate]:
         """The candidates of rules in the function around a node: all places of a rule together, then one by one."""
+        for rule in rules:
+            title = f"rewrite: {rule.name.replace('-', ' ')} ({rule.code})"
+            yield from self._of_fixes(around, rule.fixes, title, rule.advice)
+
+    def without_rule(self, around: ast.AST) -> Iterator[Candidate]:
+        """The candidates in the function around a node that no rule names: two products instead of a merged weight."""
+        yield from self._of_fixes(around, MERGED, "rewrite: two products instead of a merged weight")
+
+    def _of_fixes(self, around: ast.AST, fixes: Sequence[RuleFix], title: str, advice: str = "") -> Iterator[Candidate]:
         function = self._source.function_of(around)
         if function is None:
             return
         expressions = [node for node in ast.walk(function) if isinstance(node, ast.expr)]
         nodes = [node for node in expressions if not isinstance(node, ast.Name) and not self._source.is_formatted(node)]
-        for rule in rules:
-            for fix in rule.fixes:
-                for template in fix.replace:
-                    rewrites = self._rewrites(nodes, fix, template)
-                    title = f"rewrite: {rule.name.replace('-', ' ')} ({rule.code})"
-                    found = [Candidate(title, fix.safety, (edits,), rule.advice) for edits in rewrites]
-                    if len(found) > 1:
-                        parts = tuple(part for one in found for part in one.parts)
-                        yield Candidate(title, fix.safety, parts, rule.advice)
-                    yield from found
+        for fix in fixes:
+            for template in fix.replace:
+                rewrites = self._rewrites(nodes, fix, template)
+                found = [Candidate(title, fix.safety, (edits,), advice) for edits in rewrites]
+                if len(found) > 1:
+                    parts = tuple(part for one in found for part in one.parts)
+                    yield Candidate(title, fix.safety, parts, advice)
+                yield from found
 
     def _rewrites(self, nodes: Sequence[ast.expr], fix: RuleFix, template: str) -> list[Edits]:
         """The edits of each match of a fix, without matches inside of other matches."""

@@ -196,6 +196,7 @@ class Search:
                 yield from self._proposer(source).at_promotion(promotion)
             yield from proposer.of_one_dtype(spot.node)
         yield from rewriter.candidates(spot.node, self._rules_at(spot))
+        yield from rewriter.without_rule(spot.node)
         yield from proposer.in_fp32(spot.node, spot.last)
         if spot.raises:
             yield from proposer.of_one_dtype(spot.node)

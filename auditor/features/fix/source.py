@@ -19,6 +19,8 @@ BOM = "\ufeff"
 """The mark with which some editors begin a file in UTF-8."""
 ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
 """Expressions to which an attribute can be appended without parentheses."""
+NAMED = (ast.Name, ast.Attribute, ast.Subscript)
+"""Expressions that name a value: `x`, `self.block.weight`, `batch["x"]`."""
 SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
 """Statements that a fix may change."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -168,6 +170,23 @@ class Source:
             if isinstance(current, (*FUNCTIONS, ast.Lambda, *COMPREHENSIONS)):
                 yield current
             current = self._parents.get(current)
+
+    def long_names_in(self, line: int) -> list[ast.expr]:
+        """The names with several parts, such as `self.block.weight` and `batch["x"]`, that a function, lambda or
+        comprehension reads, by the line at which it begins."""
+        return self._long_names.get(line, [])
+
+    @cached_property
+    def _long_names(self) -> Mapping[int, list[ast.expr]]:
+        by_text: dict[tuple[int, str], ast.expr] = {}
+        for node in ast.walk(self.tree):
+            scope = next(self.scopes_of(node), None) if isinstance(node, ast.Attribute | ast.Subscript) else None
+            if scope is not None and _is_long_name(node):
+                by_text.setdefault((first_line(scope), ast.unparse(node)), node)
+        result: dict[int, list[ast.expr]] = {}
+        for (line, _), node in by_text.items():
+            result.setdefault(line, []).append(node)
+        return result
 
     def around(self, node: ast.expr) -> list[ast.expr]:
         """The expressions around an expression in the same function, lambda or comprehension, the innermost first."""
@@ -386,6 +405,15 @@ def walk_own(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (*FUNCTIONS, ast.Lambda, *COMPREHENSIONS, ast.JoinedStr)):
             yield from walk_own(child)
+
+
+def _is_long_name(node: ast.AST) -> bool:
+    """Whether an expression is a variable with attributes and constant indices, none of which calls a function."""
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and _is_long_name(node.value)
+    if isinstance(node, ast.Attribute):
+        return _is_long_name(node.value)
+    return isinstance(node, ast.Name)
 
 
 def first_line(scope: Scope) -> int:

@@ -134,6 +134,46 @@ def test_a_rewriting_joins_operations_if_one_is_left_of_several() -> None:
     assert joining.isdisjoint({"ATT001", "CON001", "CON005"})
 
 
+LINEAR = "torch.nn.functional.linear"
+MERGES = [
+    ("F.linear(x, w + b @ a, c)", f"{LINEAR}(x, w, c) + {LINEAR}({LINEAR}(x, a), b)"),
+    ("F.linear(x, w + b @ a, bias=c)", f"{LINEAR}(x, w, bias=c) + {LINEAR}({LINEAR}(x, a), b)"),
+    ("F.linear(x, w + 0.5 * (b @ a))", f"{LINEAR}(x, w) + {LINEAR}({LINEAR}(x, a), (b * 0.5))"),
+    ("(w + b @ a) @ x", "w @ x + b @ (a @ x)"),
+    ("x @ (torch.matmul(b, a) + w)", "x @ w + (x @ b) @ a"),
+    ("x @ (w + b @ a * 2).T", "x @ w.t() + (x @ a.t()) @ (b * 2).t()"),
+    ("x @ (w + b @ a).t()", "x @ w.t() + (x @ a.t()) @ b.t()"),
+]
+
+
+@pytest.mark.parametrize(("written", "expected"), MERGES)
+def test_a_merged_weight_becomes_two_products(written: str, expected: str) -> None:
+    text = f"def forward(x, w, a, b, c):\n    return {written}\n"
+    proposer = proposer_of(text)
+    function = proposer.source.tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    found = Rewriter(proposer.source, proposer).without_rule(function.body[0])
+    after = text.replace(written, expected)
+    assert after in [proposer.source.apply(one.edits) for one in found]
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(4, 4, generator=g, dtype=torch.float64) for _ in range(4)]
+    space: dict[str, Any] = {"torch": torch, "F": F}
+    results = []
+    for one in (text, after):
+        exec(one, space)
+        results.append(space["forward"](*given, torch.ones(4, dtype=torch.float64)))
+    assert torch.allclose(*results)
+
+
+def test_a_merged_weight_that_a_call_multiplies_stays() -> None:
+    """The call would run twice."""
+    text = "def forward(x, w, a, b):\n    return F.linear(torch.dropout(x, 0.1, True), w + b @ a)\n"
+    proposer = proposer_of(text)
+    function = proposer.source.tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    assert list(Rewriter(proposer.source, proposer).without_rule(function.body[0])) == []
+
+
 @pytest.mark.parametrize("rule", FIXING, ids=lambda rule: rule.code)
 def test_patterns_and_replacements_are_python(rule: Rule) -> None:
     for fix in rule.fixes:
