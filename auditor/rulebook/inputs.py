@@ -17,6 +17,8 @@ from .findings import FLAGGED, finding_of
 from .rule import Rule
 
 OVERFLOWS, UNDERFLOWS = "INP001", "INP002"
+INPUT_OP = "auditor.input"
+"""Operation of a finding on an input of the model."""
 NAMED = 4
 """Number of columns that a finding names."""
 WHERE = {
@@ -177,7 +179,7 @@ def _finding(
     if measured:
         agrees = not measured.isdisjoint(FLAGGED)
     evidence = {"input": one.name, "axis": one.axis, "columns": tuple(columns), "largest": largest}
-    place = {"node": one.name, "owner": first.owner, "op": "auditor.input", "source": first.source}
+    place = {"node": one.name, "owner": first.owner, "op": INPUT_OP, "source": first.source}
     finding = finding_of(rule, **place, formats=(fmt,), message=message, evidence=evidence)
     severity = "info" if agrees is False else finding.severity
     return replace(finding, agrees=agrees, severity=severity)

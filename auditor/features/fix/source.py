@@ -180,8 +180,10 @@ class Source:
     def _long_names(self) -> Mapping[int, list[ast.expr]]:
         by_text: dict[tuple[int, str], ast.expr] = {}
         for node in ast.walk(self.tree):
-            scope = next(self.scopes_of(node), None) if isinstance(node, ast.Attribute | ast.Subscript) else None
-            if scope is not None and _is_long_name(node):
+            if not isinstance(node, ast.Attribute | ast.Subscript) or not _is_long_name(node):
+                continue
+            scope = next(self.scopes_of(node), None)
+            if scope is not None:
                 by_text.setdefault((first_line(scope), ast.unparse(node)), node)
         result: dict[int, list[ast.expr]] = {}
         for (line, _), node in by_text.items():
