@@ -213,10 +213,30 @@ class Rewriter:
                 if all(self._satisfies(holes[name], condition) for name, condition in pattern.conditions.items()):
                     written = self._written(template, holes, node)
                     if written is not None:
-                        result.append((self._source.replacement(node, written),))
+                        unread = self._unread_without(node, written)
+                        result.append((self._source.replacement(node, written), *unread))
                         taken.append((start, end))
                     break
         return result
+
+    def _unread_without(self, node: ast.expr, written: str) -> Edits:
+        """The edits that delete assignments which no code reads after an expression is rewritten: `e = torch.exp(x)` of
+        `e / e.sum()`. Those with a comment, or with calls of the user's functions, stay."""
+        function = self._source.function_of(node)
+        read = {name.id for name in ast.walk(ast.parse(written)) if isinstance(name, ast.Name)}
+        gone: list[ast.AST] = [node]
+        edits: list[Edits] = []
+        names = [one for one in ast.walk(function) if isinstance(one, ast.Name)] if function is not None else []
+        for statement in self._source.preceding(self._source.statement_of(node)):
+            if not self._source.stands_alone(statement) or not _only_computes(statement):
+                continue
+            own = [name for name in names if name.id == ast.unparse(statement.targets[0])]  # type: ignore[attr-defined]
+            others = [name for name in own if not any(self._source.contains(one, name) for one in (*gone, statement))]
+            is_read_in = [name for name in own if any(self._source.contains(one, name) for one in gone)]
+            if is_read_in and not others and not read.intersection(name.id for name in own):
+                gone.append(statement)
+                edits.append(self._source.deletion(statement))
+        return tuple(edit for each in edits for edit in each)
 
     def _matches(self, pattern: Form, form: Form, holes: dict[str, Form | tuple[Form, ...]], root: ast.expr) -> bool:
         """Whether a form matches; holes: receives the forms in the holes."""
@@ -355,6 +375,17 @@ class Rewriter:
         if form.head.endswith("=") and form.node is None:
             return form.head + self._argument(form.parts[0])
         return self._source.segment(form.node) if form.node is not None else form.head
+
+
+def _only_computes(statement: ast.stmt) -> bool:
+    """Whether a statement assigns one variable a value of tensors' and torch's own functions, which change nothing."""
+    if not isinstance(statement, ast.Assign) or not all(isinstance(one, ast.Name) for one in statement.targets):
+        return False
+    calls = [node.func for node in ast.walk(statement.value) if isinstance(node, ast.Call)]
+    methods = [one for one in calls if isinstance(one, ast.Attribute) and not one.attr.endswith("_")]
+    is_own = any(ast.unparse(one).startswith("self.") for one in calls)
+    has_walrus = any(isinstance(node, ast.NamedExpr) for node in ast.walk(statement.value))
+    return len(statement.targets) == 1 and len(methods) == len(calls) and not is_own and not has_walrus
 
 
 def _changed_name(node: ast.AST) -> ast.Name | None:

@@ -72,8 +72,8 @@ class Names:
         return ""
 
     def leaves(self, node: ast.AST) -> Iterator[ast.expr]:
-        """The floating-point tensors that an expression reads: variables, attributes, results of modules, and new tensors
-        with the dtype of another tensor; not those of which only the shape is read."""
+        """The floating-point tensors that an expression reads: variables, attributes, parts of them such as `x[:, t]`, results
+        of modules, and new tensors with the dtype of another tensor; not those of which only the shape is read."""
         if isinstance(node, ast.Attribute) and node.attr in _ABOUT:
             return
         if isinstance(node, ast.Call):
@@ -84,7 +84,7 @@ class Names:
             if isinstance(node.func, ast.Attribute) and node.func.attr in _ABOUT:
                 return
         if isinstance(node, NAMED):
-            if isinstance(node.ctx, ast.Load) and self.kind(node) == "float":
+            if isinstance(node.ctx, ast.Load) and self.is_tensor(node):
                 yield node
                 return
             if isinstance(node, ast.Name):
@@ -93,6 +93,16 @@ class Names:
             return
         for child in ast.iter_child_nodes(node):
             yield from self.leaves(child)
+
+    def is_tensor(self, node: ast.AST) -> bool:
+        """Whether an expression names a floating-point tensor, or a part of one, such as `x[:, t]`."""
+        return self.kind(self.whole(node)) == "float"
+
+    def whole(self, node: ast.AST) -> ast.AST:
+        """The named tensor of a part of it: `x` of `x[:, t]`; the expression itself for everything else."""
+        while isinstance(node, ast.Subscript) and not self.kind(node):
+            node = node.value
+        return node
 
     def arguments(self, node: ast.AST) -> list[str]:
         """The parameters of the function around a node that are floating-point tensors."""
@@ -294,7 +304,7 @@ class Proposer:
         reads = [leaf for leaf in self.names.leaves(target) if isinstance(leaf, NAMED)]
         if not reads or not self._has_product(ends[0]):
             return
-        device = f"{self.source.segment(reads[0])}.device.type"
+        device = f"{self.source.segment(self.names.whole(reads[0]))}.device.type"
         for number in range(min(len(ends), 2)):
             region = ends[: number + 1]
             disabled = self._indented(region, f"with torch.autocast({device}, enabled=False):")
@@ -446,9 +456,10 @@ class Proposer:
     def _others_converted(self, value: ast.expr, low: Sequence[str]) -> Iterator[Candidate]:
         """Convert the tensors of an expression that are not in low precision to the dtype of one that is."""
         leaves = [leaf for leaf in self.names.leaves(value) if isinstance(leaf, NAMED)]
-        wide = [leaf for leaf in leaves if self.source.segment(leaf) not in low]
+        named = {leaf: self.source.segment(self.names.whole(leaf)) for leaf in leaves}
+        wide = [leaf for leaf in leaves if named[leaf] not in low]
         if wide and len(wide) < len(leaves):
-            (name, *_) = [self.source.segment(leaf) for leaf in leaves if leaf not in wide]
+            (name, *_) = [named[leaf] for leaf in leaves if leaf not in wide]
             yield self._cast(f"convert to {name}.dtype", wide, f"{name}.dtype")
 
     def _fp32_keyword(self, node: ast.Call, names: Sequence[str]) -> Iterator[Candidate]:

@@ -290,6 +290,18 @@ class Source:
         after = self._bytes[self.bounds(statement)[1] : self._end_of_line(statement)].decode().strip()
         return not after or after.startswith("#")
 
+    def stands_alone(self, statement: ast.stmt) -> bool:
+        """Whether nothing else stands in a statement's lines, comments included."""
+        _, end = self.bounds(statement)
+        after = self._bytes[end : self._end_of_line(statement)]
+        return self.begins_line(statement) and not after.strip() and b"#" not in self.segment(statement).encode()
+
+    def contains(self, around: ast.AST, node: ast.AST) -> bool:
+        """Whether a node's text is part of another node's."""
+        first, last = self.bounds(around)
+        start, end = self.bounds(node)
+        return first <= start and end <= last
+
     def last_bracket(self, start: int, end: int) -> int:
         """Offset after the last bracket that closes between two offsets, where no expression begins; `start` without one."""
         result, is_comment = start, False

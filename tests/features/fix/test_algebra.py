@@ -75,6 +75,7 @@ FORMS = [
     ("ATT001", "torch.matmul(x, y.transpose(-2, -1)) / 8", "(x / 8) @ y.transpose(-2, -1)"),
     ("ATT001", "torch.einsum('id,jd->ij', x, y) * 0.1", "torch.einsum('id,jd->ij', x * 0.1, y)"),
     ("RED006", "torch.sqrt(x.pow(2).sum(-1))", "torch.linalg.vector_norm(x, dim=-1)"),
+    ("RED006", "(x.square() + y * y).sqrt()", "torch.hypot(x, y)"),
     ("CON001", "x.masked_fill(y > 0, -1e9)", "x.masked_fill(y > 0, torch.finfo(x.dtype).min)"),
     ("RED001", "x.sum(1) / 64", "x.mean(1)"),
     ("RED009", "torch.log(1 + x)", "torch.log1p(x)"),
@@ -92,9 +93,30 @@ def test_forms_that_people_write(code: str, written: str, expected: str) -> None
 def test_a_local_variable_stands_for_its_value_unless_what_it_reads_changes() -> None:
     text = "def forward(x):\n    e = torch.exp(x)\n{}    return torch.log(e.sum(-1))\n"
     assert [one for _, one in rewritten(text.format(""), RULES["RED005"])] == [
-        "def forward(x):\n    e = torch.exp(x)\n    return torch.logsumexp(x, -1)\n"
+        "def forward(x):\n    return torch.logsumexp(x, -1)\n"
     ]
     assert rewritten(text.format("    x = x * 2\n"), RULES["RED005"]) == []
+
+
+SOFTMAX = "def forward(x):\n    m = x - 1\n{}    return e / e.sum(-1, keepdim=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "after"),
+    [
+        ("    e = torch.exp(m)\n", "    m = x - 1\n    return torch.softmax(m, -1)\n"),
+        ("    z = m\n    e = torch.exp(z)\n", "    m = x - 1\n    z = m\n    return torch.softmax(z, -1)\n"),
+        ("    e = m.exp()  # large\n", "    m = x - 1\n    e = m.exp()  # large\n    return torch.softmax(m, -1)\n"),
+        (
+            "    e = m.exp()\n    y = e\n",
+            "    m = x - 1\n    e = m.exp()\n    y = e\n    return torch.softmax(m, -1)\n",
+        ),
+    ],
+    ids=["unread", "read by the rewritten text", "with a comment", "read elsewhere"],
+)
+def test_assignments_that_a_rewriting_leaves_unread_are_deleted(assignment: str, after: str) -> None:
+    ((_, text),) = rewritten(SOFTMAX.format(assignment), RULES["SFT003"])
+    assert text == f"def forward(x):\n{after}"
 
 
 @pytest.mark.parametrize("change", ["e[0] = 1", "e.clamp_(max=9)", "x[0] = 1"])

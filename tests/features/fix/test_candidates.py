@@ -94,6 +94,13 @@ def test_a_promotion_in_a_lambda() -> None:
     assert "f = lambda x: (x * TABLE).to(x.dtype)\n" in found
 
 
+def test_only_the_part_of_a_tensor_that_is_read_is_converted() -> None:
+    text = "def f(x):\n    s = 0\n    for t in range(x.shape[1]):\n        s = s + x[:, t] * 0.5\n    return s\n"
+    found = in_fp32(proposer_of(text, (1, X)), "x[:, t] * 0.5")
+    assert any("s = s + x[:, t].float() * 0.5\n" in one for one in found)
+    assert not any("x.float()" in one for one in found)
+
+
 def test_a_name_that_is_assigned_is_no_value() -> None:
     proposer = proposer_of("def f(x):\n    return (y := x.exp()) + 1\n", (1, X), (1, Y))
     assert not any(".float() :=" in one for one in in_fp32(proposer, "(y := x.exp()) + 1"))
