@@ -113,10 +113,16 @@ class Cost:
 def costs_of(graph: fx.Graph) -> dict[str, Cost]:
     """{node: its Cost}, computed from the recorded shapes."""
     return {
-        node.name: Cost(flops_of(node), sum(map(elements_of, (*node.all_input_nodes, node))), _is_free(node))
+        node.name: Cost(flops_of(node), _elements_moved(node), _is_free(node))
         for node in graph.nodes
         if node.op == "call_function"
     }
+
+
+def _elements_moved(node: fx.Node) -> int:
+    """Number of floating-point elements that a node reads and writes: `x.new_zeros(n)` reads none of `x`."""
+    read = () if row_of(node).asks_shape else node.all_input_nodes
+    return sum(map(elements_of, (*read, node)))
 
 
 def _is_free(node: fx.Node) -> bool:

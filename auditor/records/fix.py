@@ -58,7 +58,8 @@ class Fixes:
 
     plan_before, plan_after: recommended plan, None for FP32; errors are measured, against FP32. failing_before,
     failing_after: names of the runs in low precision, without a plan, that raise or exceed the error budget. shown: changes that are only shown,
-    with no result. rejected: why an audit refused changes. trials, audits: numbers of runs of edited sources.
+    with no result. rejected: why an audit refused changes. left: problems that no change of the source repairs. trials, audits:
+    numbers of runs of edited sources.
     """
 
     fixes: tuple[Fix, ...]
@@ -73,6 +74,7 @@ class Fixes:
     failing_after: tuple[str, ...] = ()
     shown: tuple[Fix, ...] = ()
     rejected: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     trials: int = 0
     audits: int = 0
     texts: tuple[FixedText, ...] = ()

@@ -123,6 +123,7 @@ def overview(fixes: Fixes, name: str) -> list[Block]:
         page.append(Prose("Applies", tuple(f"{SAFETY[kind]}." for kind in kinds)))
     if fixes.rejected:
         page.append(Prose("Rejected", tuple(sentence(f"one set of changes: {why}") for why in fixes.rejected)))
+    page.append(Prose("Left", tuple(map(sentence, fixes.left)), listed=True))
     for fix in fixes.shown:
         page.append(
             Prose(
@@ -132,7 +133,7 @@ def overview(fixes: Fixes, name: str) -> list[Block]:
         )
     tried = f"{count(fixes.trials, 'edited source')} run, {count(fixes.audits, 'audit')} of edited sources."
     page.append(Prose("Trials", (tried,), "muted"))
-    return page
+    return [block for block in page if block]
 
 
 def headline(fixes: Fixes) -> str:

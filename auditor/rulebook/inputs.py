@@ -23,6 +23,8 @@ LEAST_ROWS = 8
 """Fewest entries of a column from which its variation is known."""
 LEAST_VARIATION = 1e-6
 """Smallest variation relative to the column's size that is no rounding of FP32 itself."""
+INPUT_OP = "auditor.input"
+"""Operation of a finding on an input of the model."""
 NAMED = 4
 """Number of columns that a finding names."""
 WHERE = {
@@ -197,7 +199,7 @@ def _finding(
     if measured and rule.measurable:
         agrees = not measured.isdisjoint(FLAGGED)
     evidence = {"input": one.name, "axis": one.axis, "columns": tuple(columns), "largest": one.largest[worst]}
-    at = {"node": one.name, "owner": first.owner, "op": "auditor.input", "source": first.source}
+    at = {"node": one.name, "owner": first.owner, "op": INPUT_OP, "source": first.source}
     finding = finding_of(rule, **at, formats=(fmt,), message=message, evidence=evidence)
     severity = "info" if agrees is False else finding.severity
     return replace(finding, agrees=agrees, severity=severity)

@@ -52,6 +52,26 @@ LARGEST = 65504.0
 TINY = 1e-4
 """Numbers below this may vanish in FP16."""
 
+_UPDATES = ("{w} + {b} @ {a}", "{w} + {s:scalar} * ({b} @ {a})")
+"""A weight plus a low-rank update, as in LoRA."""
+
+
+def _two_products(update: str) -> Iterator[RuleFix]:
+    """Rewritings of products with a weight plus an update to two products: digits of a small update are lost where the sum
+    is rounded. `{x:name}` stands for a variable, since the rewritten text reads it twice."""
+    b = "({b} * {s})" if "{s" in update else "{b}"
+    linear = "torch.nn.functional.linear"
+    both = f"{linear}({{x}}, {{w}}, {{*bias}}) + {linear}({linear}({{x}}, {{a}}), {b})"
+    yield RuleFix((f"{linear}({{x:name}}, {update}, {{*bias}})",), (both,))
+    yield RuleFix((f"({update}) @ {{x:name}}",), (f"{{w}} @ {{x}} + {b} @ ({{a}} @ {{x}})",))
+    yield RuleFix((f"{{x:name}} @ ({update})",), (f"{{x}} @ {{w}} + ({{x}} @ {b}) @ {{a}}",))
+    transposed = f"{{x}} @ {{w}}.t() + ({{x}} @ {{a}}.t()) @ {b}.t()"
+    yield RuleFix((f"{{x:name}} @ ({update}).t()",), (transposed,))
+
+
+MERGED = tuple(fix for update in _UPDATES for fix in _two_products(update))
+"""Rewritings that answer a measured problem, without a rule that names it."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -86,6 +106,8 @@ def form_of(node: ast.expr) -> Form:
         return _form_of_call(node)
     if isinstance(node, ast.Starred):
         return form_of(node.value)
+    if isinstance(node, ast.Attribute) and node.attr in ("T", "mT"):
+        return Form("t", (form_of(node.value),), (), node)
     if isinstance(node, ast.Constant):
         return Form(repr(node.value), (), (), node)
     return Form(ast.unparse(node), (), (), node)
@@ -151,21 +173,28 @@ class Rewriter:
 
     def candidates(self, around: ast.AST, rules: Sequence[Rule]) -> Iterator[Candidate]:
         """The candidates of rules in the function around a node: all places of a rule together, then one by one."""
+        for rule in rules:
+            title = f"rewrite: {rule.name.replace('-', ' ')} ({rule.code})"
+            yield from self._of_fixes(around, rule.fixes, title, rule.advice)
+
+    def without_rule(self, around: ast.AST) -> Iterator[Candidate]:
+        """The candidates in the function around a node that no rule names: two products instead of a merged weight."""
+        yield from self._of_fixes(around, MERGED, "rewrite: two products instead of a merged weight")
+
+    def _of_fixes(self, around: ast.AST, fixes: Sequence[RuleFix], title: str, advice: str = "") -> Iterator[Candidate]:
         function = self._source.function_of(around)
         if function is None:
             return
         expressions = [node for node in ast.walk(function) if isinstance(node, ast.expr)]
         nodes = [node for node in expressions if not isinstance(node, ast.Name) and not self._source.is_formatted(node)]
-        for rule in rules:
-            for fix in rule.fixes:
-                for template in fix.replace:
-                    rewrites = self._rewrites(nodes, fix, template)
-                    title = f"rewrite: {rule.name.replace('-', ' ')} ({rule.code})"
-                    found = [Candidate(title, fix.safety, (edits,), rule.advice) for edits in rewrites]
-                    if len(found) > 1:
-                        parts = tuple(part for one in found for part in one.parts)
-                        yield Candidate(title, fix.safety, parts, rule.advice)
-                    yield from found
+        for fix in fixes:
+            for template in fix.replace:
+                rewrites = self._rewrites(nodes, fix, template)
+                found = [Candidate(title, fix.safety, (edits,), advice) for edits in rewrites]
+                if len(found) > 1:
+                    parts = tuple(part for one in found for part in one.parts)
+                    yield Candidate(title, fix.safety, parts, advice)
+                yield from found
 
     def _rewrites(self, nodes: Sequence[ast.expr], fix: RuleFix, template: str) -> list[Edits]:
         """The edits of each match of a fix, without matches inside of other matches."""
@@ -184,10 +213,30 @@ class Rewriter:
                 if all(self._satisfies(holes[name], condition) for name, condition in pattern.conditions.items()):
                     written = self._written(template, holes, node)
                     if written is not None:
-                        result.append((self._source.replacement(node, written),))
+                        unread = self._unread_without(node, written)
+                        result.append((self._source.replacement(node, written), *unread))
                         taken.append((start, end))
                     break
         return result
+
+    def _unread_without(self, node: ast.expr, written: str) -> Edits:
+        """The edits that delete assignments which no code reads after an expression is rewritten: `e = torch.exp(x)` of
+        `e / e.sum()`. Those with a comment, or with calls of the user's functions, stay."""
+        function = self._source.function_of(node)
+        read = {name.id for name in ast.walk(ast.parse(written)) if isinstance(name, ast.Name)}
+        gone: list[ast.AST] = [node]
+        edits: list[Edits] = []
+        names = [one for one in ast.walk(function) if isinstance(one, ast.Name)] if function is not None else []
+        for statement in self._source.preceding(self._source.statement_of(node)):
+            if not self._source.stands_alone(statement) or not _only_computes(statement):
+                continue
+            own = [name for name in names if name.id == ast.unparse(statement.targets[0])]  # type: ignore[attr-defined]
+            others = [name for name in own if not any(self._source.contains(one, name) for one in (*gone, statement))]
+            is_read_in = [name for name in own if any(self._source.contains(one, name) for one in gone)]
+            if is_read_in and not others and not read.intersection(name.id for name in own):
+                gone.append(statement)
+                edits.append(self._source.deletion(statement))
+        return tuple(edit for each in edits for edit in each)
 
     def _matches(self, pattern: Form, form: Form, holes: dict[str, Form | tuple[Form, ...]], root: ast.expr) -> bool:
         """Whether a form matches; holes: receives the forms in the holes."""
@@ -326,6 +375,17 @@ class Rewriter:
         if form.head.endswith("=") and form.node is None:
             return form.head + self._argument(form.parts[0])
         return self._source.segment(form.node) if form.node is not None else form.head
+
+
+def _only_computes(statement: ast.stmt) -> bool:
+    """Whether a statement assigns one variable a value of tensors' and torch's own functions, which change nothing."""
+    if not isinstance(statement, ast.Assign) or not all(isinstance(one, ast.Name) for one in statement.targets):
+        return False
+    calls = [node.func for node in ast.walk(statement.value) if isinstance(node, ast.Call)]
+    methods = [one for one in calls if isinstance(one, ast.Attribute) and not one.attr.endswith("_")]
+    is_own = any(ast.unparse(one).startswith("self.") for one in calls)
+    has_walrus = any(isinstance(node, ast.NamedExpr) for node in ast.walk(statement.value))
+    return len(statement.targets) == 1 and len(methods) == len(calls) and not is_own and not has_walrus
 
 
 def _changed_name(node: ast.AST) -> ast.Name | None:

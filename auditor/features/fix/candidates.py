@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from ...records import Span
 from .records import Kinds, Promotion
-from .source import COMPREHENSIONS, FUNCTIONS, SIMPLE, Edit, Edits, Source, first_line, place_of, walk_own
+from .source import COMPREHENSIONS, FUNCTIONS, NAMED, SIMPLE, Edit, Edits, Source, first_line, place_of, walk_own
 
 SAFE, UNSAFE, DISPLAY = "safe", "unsafe", "display"
 """Applicability: edits that only convert dtypes; edits that change the algebra; changes that give other results."""
@@ -59,7 +60,7 @@ class Names:
 
     def kind(self, node: ast.AST) -> str:
         """`float` or `int` for a tensor, `layer` or `module`; "" for everything else."""
-        if not isinstance(node, ast.Name | ast.Attribute):
+        if not isinstance(node, NAMED):
             return ""
         name = ast.unparse(node)
         for scope in self._source.scopes_of(node):
@@ -71,8 +72,8 @@ class Names:
         return ""
 
     def leaves(self, node: ast.AST) -> Iterator[ast.expr]:
-        """The floating-point tensors that an expression reads: variables, attributes, results of modules, and new tensors
-        with the dtype of another tensor; not those of which only the shape is read."""
+        """The floating-point tensors that an expression reads: variables, attributes, parts of them such as `x[:, t]`, results
+        of modules, and new tensors with the dtype of another tensor; not those of which only the shape is read."""
         if isinstance(node, ast.Attribute) and node.attr in _ABOUT:
             return
         if isinstance(node, ast.Call):
@@ -82,8 +83,8 @@ class Names:
                 return
             if isinstance(node.func, ast.Attribute) and node.func.attr in _ABOUT:
                 return
-        if isinstance(node, ast.Name | ast.Attribute):
-            if isinstance(node.ctx, ast.Load) and self.kind(node) == "float":
+        if isinstance(node, NAMED):
+            if isinstance(node.ctx, ast.Load) and self.is_tensor(node):
                 yield node
                 return
             if isinstance(node, ast.Name):
@@ -92,6 +93,16 @@ class Names:
             return
         for child in ast.iter_child_nodes(node):
             yield from self.leaves(child)
+
+    def is_tensor(self, node: ast.AST) -> bool:
+        """Whether an expression names a floating-point tensor, or a part of one, such as `x[:, t]`."""
+        return self.kind(self.whole(node)) == "float"
+
+    def whole(self, node: ast.AST) -> ast.AST:
+        """The named tensor of a part of it: `x` of `x[:, t]`; the expression itself for everything else."""
+        while isinstance(node, ast.Subscript) and not self.kind(node):
+            node = node.value
+        return node
 
     def arguments(self, node: ast.AST) -> list[str]:
         """The parameters of the function around a node that are floating-point tensors."""
@@ -278,7 +289,7 @@ class Proposer:
         assigned = _assigned(region[:-1])
         for leaf in self.names.leaves(target):
             text = self._dtype_text(leaf)
-            if text is not None and text.partition(".")[0] not in assigned:
+            if text is not None and re.split(r"[.\[]", text)[0] not in assigned:
                 return text
         others = [name for name in self.names.arguments(target) if name not in assigned]
         if others:
@@ -290,10 +301,10 @@ class Proposer:
         self, target: ast.expr, ends: Sequence[ast.stmt], raised: tuple[Edits, ...]
     ) -> Iterator[Candidate]:
         """The statements in an autocast region that is disabled, since autocast would convert the operands of products."""
-        reads = [leaf for leaf in self.names.leaves(target) if isinstance(leaf, ast.Name | ast.Attribute)]
+        reads = [leaf for leaf in self.names.leaves(target) if isinstance(leaf, NAMED)]
         if not reads or not self._has_product(ends[0]):
             return
-        device = f"{self.source.segment(reads[0])}.device.type"
+        device = f"{self.source.segment(self.names.whole(reads[0]))}.device.type"
         for number in range(min(len(ends), 2)):
             region = ends[: number + 1]
             disabled = self._indented(region, f"with torch.autocast({device}, enabled=False):")
@@ -403,6 +414,8 @@ class Proposer:
                 return self._dtype_text(node.func.value) if name in _NEW | _KEEPS_DTYPE else None
             return None
         if isinstance(node, ast.Subscript):
+            if self.names.kind(node) == "float":  # an entry of a dict or list
+                return f"{self.source.segment(node)}.dtype"
             return self._dtype_text(node.value)
         if isinstance(node, ast.Name | ast.Attribute) and self.names.kind(node) in ("float", ""):
             if isinstance(node, ast.Name) and node.id in ("torch", "F", "nn", "self", "np", "math"):
@@ -442,10 +455,11 @@ class Proposer:
 
     def _others_converted(self, value: ast.expr, low: Sequence[str]) -> Iterator[Candidate]:
         """Convert the tensors of an expression that are not in low precision to the dtype of one that is."""
-        leaves = [leaf for leaf in self.names.leaves(value) if isinstance(leaf, ast.Name | ast.Attribute)]
-        wide = [leaf for leaf in leaves if self.source.segment(leaf) not in low]
+        leaves = [leaf for leaf in self.names.leaves(value) if isinstance(leaf, NAMED)]
+        named = {leaf: self.source.segment(self.names.whole(leaf)) for leaf in leaves}
+        wide = [leaf for leaf in leaves if named[leaf] not in low]
         if wide and len(wide) < len(leaves):
-            (name, *_) = [self.source.segment(leaf) for leaf in leaves if leaf not in wide]
+            (name, *_) = [named[leaf] for leaf in leaves if leaf not in wide]
             yield self._cast(f"convert to {name}.dtype", wide, f"{name}.dtype")
 
     def _fp32_keyword(self, node: ast.Call, names: Sequence[str]) -> Iterator[Candidate]:

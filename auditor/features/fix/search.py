@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ...capture.places import from_repository
 from ...errors import AuditorError
-from ...records import Audit, Change, Fix, FixedText, Fixes, Span
+from ...records import Audit, Change, Finding, Fix, FixedText, Fixes, Span
+from ...rulebook.inputs import INPUT_OP
 from ...rulebook.load import load_rules
 from ...rulebook.rule import Rule
 from ...settings import Settings
@@ -196,6 +197,7 @@ class Search:
                 yield from self._proposer(source).at_promotion(promotion)
             yield from proposer.of_one_dtype(spot.node)
         yield from rewriter.candidates(spot.node, self._rules_at(spot))
+        yield from rewriter.without_rule(spot.node)
         yield from proposer.in_fp32(spot.node, spot.last)
         if spot.raises:
             yield from proposer.of_one_dtype(spot.node)
@@ -482,6 +484,7 @@ class Search:
             tuple(sorted(after.failing)),
             tuple(shown),
             tuple(self._rejected),
+            problems_of_inputs(self._audit.findings),
             self._workshop.trials,
             self._workshop.audits,
             self._texts(edits),
@@ -494,6 +497,13 @@ class Search:
 
 def _edits(accepted: Sequence[Accepted]) -> Edits:
     return tuple(dict.fromkeys(edit for one in accepted for edit in one.candidate.edits))
+
+
+def problems_of_inputs(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """A sentence for each input that does not fit a format, which no change of the source repairs."""
+    remedy = "no change of your source repairs an input: pass it in FP32, or scale it before the model is called"
+    serious = [one for one in findings if one.op == INPUT_OP and one.severity != "info"]
+    return tuple(f"{one.message}; {remedy} ({one.rule})" for one in serious)
 
 
 def sizes_of(audit: Audit) -> dict[Span, float]:

@@ -19,6 +19,8 @@ BOM = "\ufeff"
 """The mark with which some editors begin a file in UTF-8."""
 ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
 """Expressions to which an attribute can be appended without parentheses."""
+NAMED = (ast.Name, ast.Attribute, ast.Subscript)
+"""Expressions that name a value: `x`, `self.block.weight`, `batch["x"]`."""
 SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
 """Statements that a fix may change."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -169,6 +171,25 @@ class Source:
                 yield current
             current = self._parents.get(current)
 
+    def long_names_in(self, line: int) -> list[ast.expr]:
+        """The names with several parts, such as `self.block.weight` and `batch["x"]`, that a function, lambda or
+        comprehension reads, by the line at which it begins."""
+        return self._long_names.get(line, [])
+
+    @cached_property
+    def _long_names(self) -> Mapping[int, list[ast.expr]]:
+        by_text: dict[tuple[int, str], ast.expr] = {}
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Attribute | ast.Subscript) or not _is_long_name(node):
+                continue
+            scope = next(self.scopes_of(node), None)
+            if scope is not None:
+                by_text.setdefault((first_line(scope), ast.unparse(node)), node)
+        result: dict[int, list[ast.expr]] = {}
+        for (line, _), node in by_text.items():
+            result.setdefault(line, []).append(node)
+        return result
+
     def around(self, node: ast.expr) -> list[ast.expr]:
         """The expressions around an expression in the same function, lambda or comprehension, the innermost first."""
         result: list[ast.expr] = []
@@ -268,6 +289,18 @@ class Source:
         """Whether no other statement follows a statement in its line."""
         after = self._bytes[self.bounds(statement)[1] : self._end_of_line(statement)].decode().strip()
         return not after or after.startswith("#")
+
+    def stands_alone(self, statement: ast.stmt) -> bool:
+        """Whether nothing else stands in a statement's lines, comments included."""
+        _, end = self.bounds(statement)
+        after = self._bytes[end : self._end_of_line(statement)]
+        return self.begins_line(statement) and not after.strip() and b"#" not in self.segment(statement).encode()
+
+    def contains(self, around: ast.AST, node: ast.AST) -> bool:
+        """Whether a node's text is part of another node's."""
+        first, last = self.bounds(around)
+        start, end = self.bounds(node)
+        return first <= start and end <= last
 
     def last_bracket(self, start: int, end: int) -> int:
         """Offset after the last bracket that closes between two offsets, where no expression begins; `start` without one."""
@@ -386,6 +419,15 @@ def walk_own(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (*FUNCTIONS, ast.Lambda, *COMPREHENSIONS, ast.JoinedStr)):
             yield from walk_own(child)
+
+
+def _is_long_name(node: ast.AST) -> bool:
+    """Whether an expression is a variable with attributes and constant indices, none of which calls a function."""
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and _is_long_name(node.value)
+    if isinstance(node, ast.Attribute):
+        return _is_long_name(node.value)
+    return isinstance(node, ast.Name)
 
 
 def first_line(scope: Scope) -> int:

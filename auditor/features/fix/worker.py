@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import os
 import pickle
@@ -45,6 +46,7 @@ from ...settings import Settings
 from ...verify.loaders import in_hand
 from ...verify.worker import build_model
 from .overlay import serve
+from .places import Sources
 from .records import Baseline, Promotion, Run, Standing, Trial
 from .steps import StepStanding, rehearse_step
 
@@ -302,7 +304,8 @@ class Metering(Emulation):
         results = tensors_in(result)
         if row.view == "always" or not results:
             return 0.0
-        tensors = [x for x in (*tensors_in((args, kwargs)), *results) if x.is_floating_point()]
+        read = () if row.asks_shape else tensors_in((args, kwargs))
+        tensors = [x for x in (*read, *results) if x.is_floating_point()]
         moved = sum(x.numel() * x.itemsize for x in tensors)
         formula = FORMULAS.get(row.flops)
         if formula is None:
@@ -323,9 +326,11 @@ class _KindTracer:
 
     def __init__(self) -> None:
         self.kinds: dict[tuple[str, int, str], str] = {}
+        self._sources = Sources()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _KindTracer:
         sys.settrace(self._call)
+        return self
 
     def __exit__(self, *raised: object) -> None:
         sys.settrace(None)
@@ -351,8 +356,37 @@ class _KindTracer:
             elif isinstance(value, nn.Module) and key not in self.kinds:
                 self.kinds[key] = _kind_of_module(value)
                 for path, part in _attributes(value):
-                    kind = _kind_of_tensor(part) if isinstance(part, torch.Tensor) else _kind_of_module(part)
-                    self.kinds[(*key[:2], f"{name}.{path}")] = kind
+                    self.kinds[(*key[:2], f"{name}.{path}")] = _kind_of(part)
+        self._look_at_long_names(frame)
+
+    def _look_at_long_names(self, frame: FrameType) -> None:
+        """Note what names with several parts stand for, such as `self.block.weight` and `batch["x"]`."""
+        code = frame.f_code
+        source = self._sources.of(code.co_filename)
+        for node in source.long_names_in(code.co_firstlineno) if source is not None else ():
+            key = (code.co_filename, code.co_firstlineno, ast.unparse(node))
+            if key not in self.kinds and (kind := _kind_of(_value_of(node, frame))):
+                self.kinds[key] = kind
+
+
+def _value_of(node: ast.expr, frame: FrameType) -> Any:
+    """The value of a name with several parts, without running code of the user's; None if that would be needed."""
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if isinstance(node, ast.Attribute):
+        around = _value_of(node.value, frame)
+        if isinstance(around, nn.Module):
+            parts = (around._parameters, around._buffers, around._modules, vars(around))
+            return next((each[node.attr] for each in parts if node.attr in each), None)
+        return getattr(around, "__dict__", {}).get(node.attr)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        around, index = _value_of(node.value, frame), node.slice.value
+        if isinstance(around, dict):
+            return dict.get(around, index)  # a dict of the user's may compute what it lacks
+        is_list = isinstance(around, list | tuple | nn.ModuleList | nn.Sequential)
+        if is_list and isinstance(index, int) and index < len(around):
+            return around[index]
+    return None
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -364,6 +398,13 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, child
             own = islice(((key, x) for key, x in child.named_parameters(recurse=False)), 4)
             yield from ((f"{name}.{key}", x) for key, x in own)
+
+
+def _kind_of(value: Any) -> str:
+    """The kind of a tensor or module; "" for everything else."""
+    if isinstance(value, torch.Tensor):
+        return _kind_of_tensor(value)
+    return _kind_of_module(value) if isinstance(value, nn.Module) else ""
 
 
 def _kind_of_tensor(value: torch.Tensor) -> str:

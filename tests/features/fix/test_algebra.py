@@ -75,6 +75,7 @@ FORMS = [
     ("ATT001", "torch.matmul(x, y.transpose(-2, -1)) / 8", "(x / 8) @ y.transpose(-2, -1)"),
     ("ATT001", "torch.einsum('id,jd->ij', x, y) * 0.1", "torch.einsum('id,jd->ij', x * 0.1, y)"),
     ("RED006", "torch.sqrt(x.pow(2).sum(-1))", "torch.linalg.vector_norm(x, dim=-1)"),
+    ("RED006", "(x.square() + y * y).sqrt()", "torch.hypot(x, y)"),
     ("CON001", "x.masked_fill(y > 0, -1e9)", "x.masked_fill(y > 0, torch.finfo(x.dtype).min)"),
     ("RED001", "x.sum(1) / 64", "x.mean(1)"),
     ("RED009", "torch.log(1 + x)", "torch.log1p(x)"),
@@ -92,9 +93,30 @@ def test_forms_that_people_write(code: str, written: str, expected: str) -> None
 def test_a_local_variable_stands_for_its_value_unless_what_it_reads_changes() -> None:
     text = "def forward(x):\n    e = torch.exp(x)\n{}    return torch.log(e.sum(-1))\n"
     assert [one for _, one in rewritten(text.format(""), RULES["RED005"])] == [
-        "def forward(x):\n    e = torch.exp(x)\n    return torch.logsumexp(x, -1)\n"
+        "def forward(x):\n    return torch.logsumexp(x, -1)\n"
     ]
     assert rewritten(text.format("    x = x * 2\n"), RULES["RED005"]) == []
+
+
+SOFTMAX = "def forward(x):\n    m = x - 1\n{}    return e / e.sum(-1, keepdim=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "after"),
+    [
+        ("    e = torch.exp(m)\n", "    m = x - 1\n    return torch.softmax(m, -1)\n"),
+        ("    z = m\n    e = torch.exp(z)\n", "    m = x - 1\n    z = m\n    return torch.softmax(z, -1)\n"),
+        ("    e = m.exp()  # large\n", "    m = x - 1\n    e = m.exp()  # large\n    return torch.softmax(m, -1)\n"),
+        (
+            "    e = m.exp()\n    y = e\n",
+            "    m = x - 1\n    e = m.exp()\n    y = e\n    return torch.softmax(m, -1)\n",
+        ),
+    ],
+    ids=["unread", "read by the rewritten text", "with a comment", "read elsewhere"],
+)
+def test_assignments_that_a_rewriting_leaves_unread_are_deleted(assignment: str, after: str) -> None:
+    ((_, text),) = rewritten(SOFTMAX.format(assignment), RULES["SFT003"])
+    assert text == f"def forward(x):\n{after}"
 
 
 @pytest.mark.parametrize("change", ["e[0] = 1", "e.clamp_(max=9)", "x[0] = 1"])
@@ -132,6 +154,46 @@ def test_a_rewriting_joins_operations_if_one_is_left_of_several() -> None:
     joining = {rule.code for rule in FIXING if any(fix.joins for fix in rule.fixes)}
     assert {"RED005", "RED004", "RED006", "SFT002", "SFT005", "NRM002"} <= joining
     assert joining.isdisjoint({"ATT001", "CON001", "CON005"})
+
+
+LINEAR = "torch.nn.functional.linear"
+MERGES = [
+    ("F.linear(x, w + b @ a, c)", f"{LINEAR}(x, w, c) + {LINEAR}({LINEAR}(x, a), b)"),
+    ("F.linear(x, w + b @ a, bias=c)", f"{LINEAR}(x, w, bias=c) + {LINEAR}({LINEAR}(x, a), b)"),
+    ("F.linear(x, w + 0.5 * (b @ a))", f"{LINEAR}(x, w) + {LINEAR}({LINEAR}(x, a), (b * 0.5))"),
+    ("(w + b @ a) @ x", "w @ x + b @ (a @ x)"),
+    ("x @ (torch.matmul(b, a) + w)", "x @ w + (x @ b) @ a"),
+    ("x @ (w + b @ a * 2).T", "x @ w.t() + (x @ a.t()) @ (b * 2).t()"),
+    ("x @ (w + b @ a).t()", "x @ w.t() + (x @ a.t()) @ b.t()"),
+]
+
+
+@pytest.mark.parametrize(("written", "expected"), MERGES)
+def test_a_merged_weight_becomes_two_products(written: str, expected: str) -> None:
+    text = f"def forward(x, w, a, b, c):\n    return {written}\n"
+    proposer = proposer_of(text)
+    function = proposer.source.tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    found = Rewriter(proposer.source, proposer).without_rule(function.body[0])
+    after = text.replace(written, expected)
+    assert after in [proposer.source.apply(one.edits) for one in found]
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(4, 4, generator=g, dtype=torch.float64) for _ in range(4)]
+    space: dict[str, Any] = {"torch": torch, "F": F}
+    results = []
+    for one in (text, after):
+        exec(one, space)
+        results.append(space["forward"](*given, torch.ones(4, dtype=torch.float64)))
+    assert torch.allclose(*results)
+
+
+def test_a_merged_weight_that_a_call_multiplies_stays() -> None:
+    """The call would run twice."""
+    text = "def forward(x, w, a, b):\n    return F.linear(torch.dropout(x, 0.1, True), w + b @ a)\n"
+    proposer = proposer_of(text)
+    function = proposer.source.tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    assert list(Rewriter(proposer.source, proposer).without_rule(function.body[0])) == []
 
 
 @pytest.mark.parametrize("rule", FIXING, ids=lambda rule: rule.code)

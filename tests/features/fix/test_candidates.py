@@ -1,12 +1,16 @@
 """What is proposed at an expression, in the places where people write expressions."""
 
 import ast
+from pathlib import Path
 
 import pytest
+import torch
 
 from auditor.features.fix.candidates import Proposer
 from auditor.features.fix.records import Kinds, Promotion
 from auditor.features.fix.source import Source
+from auditor.features.fix.worker import _KindTracer
+from auditor.loading.importer import import_source
 
 X, Y = "x", "y"
 
@@ -90,6 +94,58 @@ def test_a_promotion_in_a_lambda() -> None:
     assert "f = lambda x: (x * TABLE).to(x.dtype)\n" in found
 
 
+def test_only_the_part_of_a_tensor_that_is_read_is_converted() -> None:
+    text = "def f(x):\n    s = 0\n    for t in range(x.shape[1]):\n        s = s + x[:, t] * 0.5\n    return s\n"
+    found = in_fp32(proposer_of(text, (1, X)), "x[:, t] * 0.5")
+    assert any("s = s + x[:, t].float() * 0.5\n" in one for one in found)
+    assert not any("x.float()" in one for one in found)
+
+
 def test_a_name_that_is_assigned_is_no_value() -> None:
     proposer = proposer_of("def f(x):\n    return (y := x.exp()) + 1\n", (1, X), (1, Y))
     assert not any(".float() :=" in one for one in in_fp32(proposer, "(y := x.exp()) + 1"))
+
+
+NAMES = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(4, 4)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(Block())
+
+    def forward(self, batch, more):
+        h = F.linear(batch["x"], self.block[0].proj.weight)
+        return h * more[0] + batch["mask"].sum()
+"""
+
+
+def traced(folder: Path) -> tuple[Proposer, Kinds]:
+    """A Proposer for a model in a file, with the kinds that a run of it shows."""
+    file = folder / "named.py"
+    file.write_text(NAMES)
+    model = import_source("named", file).Net()
+    batch = {"x": torch.ones(2, 4), "mask": torch.ones(2, dtype=torch.int64)}
+    with _KindTracer() as tracer:
+        model(batch, [torch.ones(4)])
+    return Proposer(Source.read(str(file)), tracer.kinds), tracer.kinds
+
+
+def test_weights_of_inner_modules_and_entries_of_dicts_are_tensors(tmp_path: Path) -> None:
+    proposer, kinds = traced(tmp_path)
+    known = {name: kind for (_, _, name), kind in kinds.items()}
+    assert known["self.block[0].proj.weight"] == "float"
+    assert known["self.block[0].proj"] == "layer"
+    assert (known["batch['x']"], known["batch['mask']"], known["more[0]"]) == ("float", "int", "float")
+    found = in_fp32(proposer, "F.linear(batch['x'], self.block[0].proj.weight)")
+    expected = """h = F.linear(batch["x"].float(), self.block[0].proj.weight.float()).to(batch["x"].dtype)"""
+    assert any(expected in one for one in found)

@@ -14,8 +14,9 @@ from auditor.features.fix.search import find_fixes
 from auditor.loading import load
 from auditor.records import Audit
 from auditor.report.annotations import sarif
+from auditor.report.blocks import to_terminal
 from auditor.report.findings import causes
-from auditor.report.fixes import fix_words, headline, offer
+from auditor.report.fixes import fix_words, headline, offer, overview
 from auditor.reporters import html
 from auditor.settings import Settings
 from tests.features.fix.problems import PROBLEMS, Problem
@@ -95,3 +96,39 @@ def test_an_audit_from_files_has_no_model_to_run(tmp_path: Path) -> None:
     audit, _ = audited(tmp_path, "mask_float")
     with pytest.raises(AuditorError, match="loaded from files"):
         find_fixes(replace(audit, live=None), QUICK)
+
+
+COLUMNS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(1, 4)
+
+    def forward(self, x):
+        return self.body((x[:, :1] - x[:, 1:]) / 1000)
+
+
+def get_model():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def get_inputs():
+    return [torch.tensor([[400000.0, 399000.0], [900000.0, 898000.0], [70000.0, 70500.0]])]
+"""
+
+
+def test_an_input_that_does_not_fit_is_left_with_its_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "columns.py"
+    file.write_text(COLUMNS)
+    settings = Settings(formats=("fp16",), strategies=("cast",))
+    fixes = find_fixes(flow.run(load(str(file)), settings), settings)
+    assert fixes.fixes == ()
+    (left,) = fixes.left
+    assert "`x` reaches 9e+05" in left
+    assert left.endswith("pass it in FP32, or scale it before the model is called (INP001)")
+    assert "pass it in FP32" in " ".join(to_terminal(overview(fixes, "columns")).split())

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from auditor.plan.costs import Cost, cast_seconds, costs_of, memory_of, seconds
@@ -34,6 +35,21 @@ def test_a_reshape_is_free_unless_it_has_to_copy(function: Callable[[Tensor], Te
     assert cost.free is free
     assert (seconds(cost, "fp32", "A100") == 0) is free
     assert cost.elements == 2 * 24  # read and written
+
+
+@pytest.mark.parametrize(
+    ("function", "packet"),
+    [
+        (lambda x: x.exp().new_ones(3) + x.sum(), "new_ones"),
+        (lambda x: torch.zeros_like(x.exp()[0, :3]) + x.sum(), "zeros_like"),
+    ],
+)
+def test_a_tensor_that_only_takes_anothers_dtype_reads_none_of_its_values(
+    function: Callable[[Tensor], Tensor], packet: str
+) -> None:
+    capture = capture_of(Function(function), normal(4, 6))
+    cost = costs_of(capture.graph_module.graph)[only(capture, packet).name]
+    assert cost.elements == 3  # written
 
 
 WEIGHTS = 16 * 64 + 64 * 4  # numbers
