@@ -15,7 +15,7 @@ from ...numerics.entries import entries
 LARGEST = 1e30
 """Entries beyond this magnitude stand for infinity, such as the fill value of a mask; they count as `masked`."""
 
-CACHED = 1 << 15
+CACHED = 1 << 17
 """Number of entries of which the processor's cache holds a few copies in FP64."""
 
 SKETCHES = 16
@@ -104,26 +104,27 @@ def fingerprint(x: torch.Tensor, live: torch.Tensor | None = None) -> Fingerprin
     weights = _projections(len(flat), flat.device)
     count = len(flat) if alive is None else int(alive.sum())
     masked = 0
-    total_sums = torch.zeros(6, dtype=torch.float64, device=flat.device)
+    total_sums = [0.0] * 6
     for part in _parts(flat):
         own = flat[part].double()
         if alive is not None:
             own = torch.where(alive[part], own, 0.0)
         sums = _sums(own, weights[part])
-        if not bool(sums[2] < LARGEST**2):  # the sum of squares; also for NaN
+        if not sums[2] < LARGEST**2:  # the sum of squares; also for NaN
             counted = own.abs() < LARGEST
             masked += len(own) - int(counted.sum())
             sums = _sums(torch.where(counted, own, 0.0), weights[part])
-        total_sums += sums
-    first, magnitude, second, third, volume, order = total_sums.tolist()
+        total_sums = [x + y for x, y in zip(total_sums, sums, strict=True)]
+    first, magnitude, second, third, volume, order = total_sums
     return Fingerprint(tuple(x.shape), count, masked, first, magnitude, second, third, volume, order)
 
 
-def _sums(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The sums of a fingerprint, over a vector. Shape: [6]."""
+def _sums(x: torch.Tensor, weights: torch.Tensor) -> list[float]:
+    """The six sums of a fingerprint, over a vector."""
     size = x.abs()
     square = x * x
-    return torch.stack([x.sum(), size.sum(), square.sum(), square @ x, square @ size, x @ weights])
+    sums = [x.sum(), size.sum(), square.sum(), square @ x, square @ size, x @ weights]
+    return list(torch.stack(sums).tolist())
 
 
 def reordered(print: Fingerprint, x: torch.Tensor, same_order: bool) -> Fingerprint:
@@ -164,18 +165,18 @@ def deviation(run: torch.Tensor, wide: torch.Tensor, print: Fingerprint) -> Devi
     ours, exact = entries(run.detach()).reshape(-1), entries(wide.detach()).reshape(-1)
     ours = ours.to(exact.device)
     weights = _projections(len(exact), exact.device)
-    total_sums = torch.zeros(4, dtype=torch.float64, device=exact.device)
+    total_sums = [0.0] * 4
     for part in _parts(exact):
         x = exact[part]
         difference = ours[part].double() - x
         sums = _deviating(difference, x, weights[part])
-        if print.masked or not bool(sums.isfinite().all()):
+        if print.masked or not all(map(math.isfinite, sums)):
             counted = x.abs() < LARGEST
             if bool((counted & ~ours[part].isfinite()).any()):
                 return Deviation(math.inf)
             sums = _deviating(torch.where(counted, difference, 0.0), torch.where(counted, x, 0.0), weights[part])
-        total_sums += sums
-    squared, first, product, order = total_sums.tolist()
+        total_sums = [x + y for x, y in zip(total_sums, sums, strict=True)]
+    squared, first, product, order = total_sums
     if not print.second:
         return Deviation(1.0 if squared else 0.0)
     second = abs(2 * product + squared) / print.second
@@ -186,9 +187,10 @@ def deviation(run: torch.Tensor, wide: torch.Tensor, print: Fingerprint) -> Devi
     )
 
 
-def _deviating(difference: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sums of the squares, the entries, the products with x and with the weights. Shape: [4]."""
-    return torch.stack([difference @ difference, difference.sum(), difference @ x, difference @ weights])
+def _deviating(difference: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> list[float]:
+    """Sums of the squares, the entries, the products with x and with the weights."""
+    sums = [difference @ difference, difference.sum(), difference @ x, difference @ weights]
+    return list(torch.stack(sums).tolist())
 
 
 def distance(one: Fingerprint, other: Fingerprint, ordered: bool = False) -> float:

@@ -89,7 +89,6 @@ class Buffers:
             if buffer is not None and not has_no_entries(buffer):
                 yield name, local(buffer)
 
-    @torch.no_grad()
     def save(self) -> None:
         """Before a step: copy the buffers that steps change, before the first step all of them."""
         targets: list[torch.Tensor] = []
@@ -103,7 +102,8 @@ class Buffers:
                 self._saved[name] = buffer.detach().clone()
                 self._still[name] = id(buffer), buffer._version
         if targets:
-            torch._foreach_copy_(targets, sources)
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
 
     def note_changes(self) -> None:
         """After the first step: drop the copies of buffers that it did not change."""
@@ -128,4 +128,5 @@ class Buffers:
 
 def has_no_entries(x: torch.Tensor) -> bool:
     """Whether a tensor is empty, or of a lazy module that has not run yet."""
-    return isinstance(x, nn.UninitializedParameter | nn.UninitializedBuffer) or not x.numel()
+    is_lazy = type(x) is not torch.Tensor and isinstance(x, nn.UninitializedParameter | nn.UninitializedBuffer)
+    return is_lazy or not x.numel()

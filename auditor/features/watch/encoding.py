@@ -167,6 +167,8 @@ def _encode_tensor(x: torch.Tensor) -> Any:
 
 def local(x: torch.Tensor) -> torch.Tensor:
     """This rank's part of a sharded tensor, without communication; another tensor as it is."""
+    if type(x) in (torch.Tensor, torch.nn.Parameter):
+        return x
     to_local = getattr(x, "to_local", None)
     return to_local() if callable(to_local) else x
 

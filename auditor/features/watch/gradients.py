@@ -34,7 +34,7 @@ def gradients_of(optimizer: Any, is_plain: bool) -> list[torch.Tensor]:
     """The gradients of an optimizer: of sharded ones this rank's parts, of sparse ones the stored entries. is_plain:
     whether no parameter is sharded."""
     gradients = [g for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]
-    if is_plain and all(g.layout is torch.strided for g in gradients):
+    if is_plain and {g.layout for g in gradients} <= {torch.strided}:
         return gradients
     return [_stored(local(g).detach()) for g in gradients]
 

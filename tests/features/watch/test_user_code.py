@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -225,6 +226,21 @@ def test_the_state_of_numpys_generator_is_the_present_one() -> None:
         state, expected = state_of_process()["numpy"], np.random.get_state()
         assert (state[1] == expected[1]).all()
         assert state[2:] == expected[2:]
+
+
+def test_the_state_of_pythons_generator_is_the_present_one() -> None:
+    """And is read anew only after a draw, or while the second number of a pair is left."""
+    random.seed(3)
+    for draw in (
+        lambda: None,
+        lambda: random.gauss(0, 1),
+        lambda: random.gauss(0, 1),
+        random.random,
+        lambda: random.seed(5),
+    ):
+        draw()
+        assert state_of_process()["python"] == random.getstate()
+    assert state_of_process()["python"] is state_of_process()["python"]
 
 
 def test_graphs_of_earlier_steps_are_not_kept(tmp_path: Path) -> None:
