@@ -51,10 +51,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def seed() -> None:
-    """Seed torch, which otherwise starts each process with a seed of its own."""
+    """Seed torch, which otherwise starts each process with a seed of its own.
+
+    `torch.manual_seed` would format pytest's whole call stack several times, before each of thousands of tests."""
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

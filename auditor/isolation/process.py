@@ -61,7 +61,10 @@ Flags = Mapping[str, Any]
 def reseed(seed: int) -> None:
     """Seed the generators of Python, torch and NumPy."""
     random.seed(seed)
-    torch.manual_seed(seed)
+    if torch.accelerator.current_accelerator() is None:  # torch is built for CPUs alone
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` formats the call stack for each kind of device
+    else:
+        torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
 
 

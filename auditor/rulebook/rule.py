@@ -7,6 +7,7 @@ import re
 import string
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -69,10 +70,20 @@ class _ByFormat:
 
 def without(formats: Collection[str], text: str) -> str:
     """The sentences of a text that mention none of the formats."""
-    labels = [re.compile(rf"\b{re.escape(label(name))}\b") for name in formats]
+    mention = _mention_of(frozenset(formats))
     sentences = re.split(r"(?<=\.)\s+", text)
-    return " ".join(line for line in sentences if not any(name.search(line) for name in labels))
+    return " ".join(line for line in sentences if not mention.search(line))
 
+
+@cache
+def _mention_of(formats: frozenset[str]) -> re.Pattern[str]:
+    """Matches the label of any of the formats, as a word."""
+    labels = "|".join(re.escape(label(name)) for name in sorted(formats))
+    return re.compile(rf"\b(?:{labels})\b" if labels else NEVER)
+
+
+NEVER = r"(?!)"
+"""A pattern that matches nothing."""
 
 _OF_GPUS = re.compile(r"\b(CUDA|GPUs?|cuFFT|cuDNN|cuBLAS)\b")
 

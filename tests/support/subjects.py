@@ -53,7 +53,7 @@ def only(capture: Capture, packet: str) -> Node:
 def seeded(model_class: type[nn.Module], seed: int = 0) -> nn.Module:
     """A model with the same weights every time; the generator comes back as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes milliseconds: see tests/conftest.py
         return model_class().eval()
 
 

@@ -1,5 +1,6 @@
 """Experts whose weights are one parameter: measured and quantized one by one, whichever way the model reads them."""
 
+import itertools
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -14,6 +15,7 @@ from auditor.records.audit import Audit
 from auditor.reporters import text
 from auditor.snippets import snippet
 from tests.support.subjects import normal, seeded
+from tests.support.thinned import thinned
 
 WIDTH, WIDE, COUNT = 32, 64, 4
 
@@ -81,22 +83,23 @@ def output(model: Experts, scheme: str, x: Tensor, inputs_first: bool) -> Tensor
 
 
 @pytest.mark.parametrize("way", READS)
-@pytest.mark.parametrize("scheme", ["int8_weights", "fp8"])
 @torch.no_grad()
-def test_a_plan_quantizes_each_expert_by_itself(way: str, scheme: str) -> None:
+def test_a_plan_quantizes_each_expert_by_itself(way: str) -> None:
     read, inputs_first = READS[way]
     sizes = (WIDTH, WIDE) if inputs_first else (WIDE, WIDTH)
     model, x = seeded(lambda: Experts(read, sizes)), normal(24, WIDTH, seed=1)
     with torch.enable_grad():
-        found = planned(model, x, formats=scheme)
-    (one,) = found.quantized_plans
-    assert one.layers == dict.fromkeys(("router", "head", "up"), scheme)
-    assert one.left_out == ()
+        found = planned(model, x, formats="int8_weights,fp8")
+    plans = {one.name: one for one in found.quantized_plans}
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
     everything = sum(parameter.numel() for parameter in model.parameters())
-    assert one.model_bits == pytest.approx(16 - 8 * weights / everything)
-    expected = output(model, scheme, x, inputs_first) - model(x)
-    assert one.calibration_error == pytest.approx(float(expected.norm() / model(x).norm()), rel=1e-4)
+    for scheme in ("int8_weights", "fp8"):
+        one = plans[scheme]
+        assert one.layers == dict.fromkeys(("router", "head", "up"), scheme)
+        assert one.left_out == ()
+        assert one.model_bits == pytest.approx(16 - 8 * weights / everything)
+        expected = output(model, scheme, x, inputs_first) - model(x)
+        assert one.calibration_error == pytest.approx(float(expected.norm() / model(x).norm()), rel=1e-4)
 
 
 def test_blocks_and_tensor_scales_are_of_one_expert() -> None:
@@ -145,8 +148,10 @@ def test_experts_that_are_multiplied_otherwise_are_named_and_count_in_the_averag
     assert f"with {one.model_bits:.2f} bits per weight on average over the whole model" in shown
 
 
-@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm", "eager"])
-@pytest.mark.parametrize("name", ["Mixtral", "GptOss"])
+IMPLEMENTATIONS = itertools.product(("Mixtral", "GptOss"), ("grouped_mm", "batched_mm", "eager"))
+
+
+@pytest.mark.parametrize(("name", "implementation"), thinned(IMPLEMENTATIONS, 2))
 def test_experts_of_transformers_are_quantized(name: str, implementation: str) -> None:
     """Mixtral stores [experts, outputs, inputs], gpt-oss [experts, inputs, outputs]."""
     transformers = pytest.importorskip("transformers")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,16 @@ import pytest
 import torch
 
 from auditor.isolation import isolate
-from auditor.isolation.process import OVERRIDES, disable_fused_path, flags, ieee, loose, process_state, under
+from auditor.isolation.process import (
+    OVERRIDES,
+    disable_fused_path,
+    flags,
+    ieee,
+    loose,
+    process_state,
+    reseed,
+    under,
+)
 
 SET: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
@@ -139,3 +149,17 @@ def test_the_fused_path_is_off_and_then_as_it_was(before: bool) -> None:
         assert torch.backends.mha.get_fastpath_enabled() is before
     finally:
         torch.backends.mha.set_fastpath_enabled(kept)
+
+
+@pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="torch is built for an accelerator")
+def test_seeding_where_no_gpu_can_be_formats_no_call_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit seeds before each of its runs, and `torch.manual_seed` takes milliseconds for stacks that nobody reads."""
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(7))
+    back = process_state()
+    monkeypatch.setattr(traceback, "format_stack", None)
+    try:
+        reseed(7)
+        drawn = torch.rand(3)
+    finally:
+        back()
+    assert torch.equal(drawn, expected)

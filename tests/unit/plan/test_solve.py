@@ -84,16 +84,25 @@ def test_what_is_cheapest_keeps_the_limit_and_what_is_unsafe(kind: str, strategy
         assert all(len(point.high & {"first", "last"}) != 1 for point in points)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
-@pytest.mark.parametrize("objective", ["time", "memory", "flops"])
+@settings(max_examples=6, deadline=None, derandomize=True)
+@pytest.mark.parametrize("objective", ["time", "flops"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", [*KINDS, "flat", "shielded"])
 @given(rnd=seeds)
 def test_no_labelling_is_below_the_bounds(kind: str, strategy: str, objective: str, rnd: random.Random) -> None:
     problem = replace(drawn(kind, strategy, rnd, exceptions=kind == "flat"), objective=objective)
-    assert (problem.least > 0) is (objective != "memory")
+    assert problem.least > 0
     points = map(problem.evaluate, map(fp32_of, labellings(sorted(problem.energy.scopes))))
     assert all(problem.least <= point.price * (1 + 1e-9) for point in points)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", [*KINDS, "flat", "shielded"])
+def test_memory_has_no_bound_but_zero(kind: str, strategy: str) -> None:
+    problem = replace(drawn(kind, strategy, random.Random(0), exceptions=kind == "flat"), objective="memory")
+    assert problem.least == 0.0
+    points = map(problem.evaluate, map(fp32_of, labellings(sorted(problem.energy.scopes))))
+    assert all(point.price >= 0.0 for point in points)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

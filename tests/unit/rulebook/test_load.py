@@ -224,6 +224,17 @@ def test_sentences_about_other_formats_are_left_out() -> None:
     text = "Numbers are apart. At 512 BF16 has\nmultiples of 4, FP16 of 0.5. They tie."
     assert without((), text) == text
     assert without(("fp16",), text) == "Numbers are apart. They tie."
+    assert (
+        without(("bf16", "fp8_block"), f"FP8 blocks stay. FP8 block goes. {text}")
+        == "FP8 blocks stay. Numbers are apart. They tie."
+    )
+
+
+def test_formats_are_looked_for_by_one_pattern_that_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each audit reads the texts of all rules."""
+    without(("fp16", "bf16"), "")
+    monkeypatch.setattr(re, "compile", None)
+    assert without(("bf16", "fp16"), "One in BF16. Two.") == "Two."
 
 
 # Rules about each format, made into one for every audited one that has none of its own.
