@@ -9,6 +9,9 @@ from pathlib import Path
 LEVELS = 4
 """Number of folders above the target's file that are searched."""
 
+PROJECT_FILES = ("pyproject.toml", "setup.py")
+"""Files that make a folder a project which pip installs."""
+
 
 def find_near(name: str, path: Path | None) -> Path | None:
     """The folder from which `import name` works, among the folders above a file and their `src`; None without one.
@@ -21,6 +24,12 @@ def find_near(name: str, path: Path | None) -> Path | None:
         if (folder / first).with_suffix(".py").is_file() or (folder / first / "__init__.py").is_file():
             return folder
     return None
+
+
+def find_project(path: Path) -> Path | None:
+    """The folder that pip installs, the nearest one around the file with a pyproject.toml or a setup.py; None without one."""
+    folders = path.parents[:LEVELS]
+    return next((one for one in folders if any((one / name).is_file() for name in PROJECT_FILES)), None)
 
 
 def hint_at_file(error: BaseException, path: Path | None) -> str:

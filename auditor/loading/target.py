@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError
 from operator import attrgetter
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -27,7 +28,7 @@ from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute
 from ..records import Progress
 from .importer import NAME, as_script, import_source, name_of, root_of
-from .nearby import find_near, hint_at_file
+from .nearby import find_near, find_project, hint_at_file
 
 T = TypeVar("T")
 
@@ -132,6 +133,8 @@ def parse(text: str) -> Target:
     kwargs: dict[str, Any] = {}
     if symbol:
         called, args, kwargs = _split_call(symbol)
+    if symbol is None:
+        _require_readable_symbol(text)
     try:
         if where.endswith(".py") or Path(where).exists() or "/" in where or "\\" in where:
             path = _existing_file(Path(where))
@@ -163,6 +166,16 @@ def _parse_hub(text: str, hub: str, name: str) -> Target:
     return Target(text, None, "transformers", None, (name, *args), kwargs, hub)
 
 
+def _require_readable_symbol(text: str) -> None:
+    """Raises: LoadError(slug="bad-target") if a Python file is followed by a symbol that cannot be read. text: a target
+    without a symbol that can."""
+    file, colon, symbol = text.partition(".py:")
+    if not colon or Path(text).exists() or not Path(f"{file}.py").is_file():
+        return
+    hint = "write name, or name(1, width=8), with each bracket closed"
+    raise LoadError(f"cannot read the symbol {symbol!r} after {file}.py: {hint}", slug="bad-target")
+
+
 def _require_module_name(text: str, where: str) -> None:
     """Raises: LoadError(slug="bad-target") if `where` cannot name a module. text: the whole target."""
     if all(part.isidentifier() for part in where.split(".")):
@@ -187,27 +200,51 @@ def import_target(target: Target) -> ModuleType:
         with _named_if_slow(target):
             return import_source(target.module, target.path)
     except (Exception, SystemExit) as error:
-        message = f"importing {target.label} raised {blame(error)}"
-        message += hint_at_file(error, target.path)
-        if isinstance(error, SystemExit) and error.code == USAGE_ERROR:
-            message += f': if it parses its command line, give its arguments in the target, as "{target.label} -- --option value"'
-        if isinstance(error, NameError) and error.name == "get_ipython":
-            message += ": remove the lines with get_ipython(), which only a notebook defines"
-        failure = LoadError(message, "import-raises")
-        if isinstance(error, SyntaxError):
-            place = f"{Path(error.filename or target.label).name}:{error.lineno}"
-            failure = LoadError(f"{place}: syntax error, {error.msg}: fix the file and run again", "syntax-error")
-        elif isinstance(error, ModuleNotFoundError) and f"{target.module}.".startswith(f"{error.name}."):
-            hint = "give a path such as ./model.py, or run where the module can be imported"
-            if folder := find_near(target.module, None):
-                hint = f"it lies in {folder}: run there, or put that folder on PYTHONPATH"
-            failure = LoadError(f"no file or module is called {target.module!r}: {hint}", "missing-target")
-        elif isinstance(error, ModuleNotFoundError) and error.name:
-            hint = "install it in the environment that runs the audit"
-            if folder := find_near(error.name, target.path):
-                hint = f"it lies in {folder}: run there, or put that folder on PYTHONPATH"
-            failure = LoadError(f"{target.label} needs {error.name!r}, which is missing: {hint}", "missing-package")
-        raise failure from error
+        raise _import_error(error, target) from error
+
+
+def _import_error(error: Exception | SystemExit, target: Target) -> LoadError:
+    """The error for an exception of the target's import."""
+    if isinstance(error, SyntaxError):
+        place = f"{Path(error.filename or target.label).name}:{error.lineno}"
+        return LoadError(f"{place}: syntax error, {error.msg}: fix the file and run again", "syntax-error")
+    if isinstance(error, PackageNotFoundError):
+        return _no_installation(error, target)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return _no_module(error.name, target)
+    message = f"importing {target.label} raised {blame(error)}"
+    message += hint_at_file(error, target.path)
+    if isinstance(error, SystemExit) and error.code == USAGE_ERROR:
+        message += (
+            f': if it parses its command line, give its arguments in the target, as "{target.label} -- --option value"'
+        )
+    if isinstance(error, NameError) and error.name == "get_ipython":
+        message += ": remove the lines with get_ipython(), which only a notebook defines"
+    return LoadError(message, "import-raises")
+
+
+def _no_installation(error: PackageNotFoundError, target: Target) -> LoadError:
+    """The error for code that asks for the version of a package that is not installed, mostly the clone's own."""
+    folder = None if target.path is None else find_project(target.path)
+    what = error.name if folder is None else f"-e {folder}"
+    message = f"{target.label} reads the metadata of the package {error.name!r}, which is not installed"
+    return LoadError(f"{message} ({blame(error)}): run `pip install {what}`", "missing-package")
+
+
+def _no_module(name: str, target: Target) -> LoadError:
+    """The error for a module that the target is, or that the target imports. name: of the module."""
+    is_target = target.path is None and f"{target.module}.".startswith(f"{name}.")
+    hint = "install it in the environment that runs the audit"
+    if is_target:
+        hint = "give a path such as ./model.py, or run where the module can be imported"
+    if folder := find_near(target.module if is_target else name, target.path):
+        hint = f"it lies in {folder}: run there, or put that folder on PYTHONPATH"
+    if is_target:
+        return LoadError(f"no file or module is called {target.module!r}: {hint}", "missing-target")
+    package = name.partition(".")[0]
+    if target.path is not None and target.module == package:
+        hint = f"{target.label} has the name of the package {package!r}, and hides it: rename {target.label}"
+    return LoadError(f"{target.label} needs {name!r}, which is missing: {hint}", "missing-package")
 
 
 @contextmanager
@@ -387,6 +424,8 @@ def _arguments(tree: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _argument(node: ast.expr) -> Any:
     """The value of a literal; for a name or a call, a dict that `importer.with_names` reads. Raises: ValueError."""
     match node:
+        case ast.Call(func=ast.Name(id="dict"), args=[]):
+            return _arguments(node)[1]
         case ast.Call():
             args, kwargs = _arguments(node)
             return {NAME: _dotted(node.func), "args": args, "kwargs": kwargs}

@@ -43,6 +43,12 @@ class GPT(nn.Module):
         self.width = config.width
     def forward(self, x): return self.head(self.act(self.layers(x[:, :self.width])))
 
+class Table:
+    def build(self, config):
+        return GPT(**{key: value for key, value in config.items() if key != "type"})
+
+TABLE = Table()
+
 def get_inputs(): return torch.ones(2, 4)
 """
 
@@ -61,6 +67,7 @@ def file(tmp_path: Path) -> Path:
         ("GPT(Config(head=Head(size=3, bias=False)))", 1, 4),
         ("GPT(Config.small(), act=nn.GELU, dtype=torch.float32)", 1, 3),
         ("GPT(TINY, parts=[nn.Linear])", 1, 2),
+        ("TABLE.build(dict(type='GPT', config=Config(width=3), parts=[]))", 1, 3),
     ],
 )
 def test_configs_of_the_file_build_the_model_and_build_it_again(

@@ -52,6 +52,40 @@ def test_a_package_that_is_nowhere_has_to_be_installed(tmp_path: Path, monkeypat
         load("net.py")
 
 
+VERSION = "from importlib.metadata import version\n__version__ = version('fastnet')\n"
+
+
+def test_a_clone_that_reads_its_own_version_has_to_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The missing name is the start of the module's, whose file exists."""
+    write(tmp_path, src__fastnet__net=HEAD + NET)
+    (tmp_path / "src" / "fastnet" / "__init__.py").write_text(VERSION)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "fastnet"\n')
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "missing-package", "'fastnet', which is not installed", f"pip install -e {tmp_path}`"):
+        load("src/fastnet/net.py")
+
+
+def test_a_script_that_hides_the_package_of_its_name_is_to_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, fastnet__net=HEAD + NET, examples__fastnet="from fastnet.net import Net\n")
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "missing-package", "fastnet.py has the name of the package 'fastnet', and hides it"):
+        load("examples/fastnet.py")
+
+
+@pytest.mark.parametrize("symbol", ["Net(Config(", "TABLE['net'](4)", "3"])
+def test_a_symbol_that_cannot_be_read_is_no_missing_file(
+    symbol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, models__net=HEAD + NET)
+    monkeypatch.chdir(tmp_path)
+    with refused(LoadError, "bad-target", f"cannot read the symbol {symbol!r} after models/net.py: write name"):
+        load(f"models/net.py:{symbol}")
+
+
 def test_a_file_that_only_imports_its_model_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, parts=HEAD + NET, train=HEAD + "from torch.nn import Linear\nfrom parts import Net\n")
     monkeypatch.chdir(tmp_path)
