@@ -42,12 +42,12 @@ class _OpenRegion(NamedTuple):
 class _Stack:
     """The open autocast regions inside `one_stack`.
 
-    casts: {(id of a weight, dtype, whether gradients are on): (weak reference to the weight, its cast)}.
+    casts: {(id of a weight, dtype, whether gradients are on): (weak reference to the weight, its version, its cast)}.
     """
 
     depth_of: Callable[[], int]
     entered: list[_OpenRegion] = field(default_factory=list)
-    casts: dict[tuple[int, torch.dtype, bool], tuple[Any, torch.Tensor]] = field(default_factory=dict)
+    casts: dict[tuple[int, torch.dtype, bool], tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
 
 
 class _State(threading.local):
@@ -78,8 +78,14 @@ def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     key = id(x), dtype, torch.is_grad_enabled()
     known = stack.casts.get(key)
     if known is None or known[0]() is not x:
-        known = stack.casts[key] = weakref.ref(x), x.to(dtype)
-    return known[1]
+        known = stack.casts[key] = weakref.ref(x), x._version, x.to(dtype)
+    return known[2]
+
+
+def is_outdated(x: torch.Tensor, cast: torch.Tensor) -> bool:
+    """Whether `cast` is that of a weight from before its last change, which the open autocast region keeps."""
+    known = _STATE.stack.casts.get((id(x), cast.dtype, torch.is_grad_enabled())) if _STATE.stack is not None else None
+    return known is not None and known[2] is cast and known[1] != x._version
 
 
 def clear_weight_casts() -> None:

@@ -23,6 +23,10 @@ LEAST_LIMIT = 0.05
 """A limit of the gradients' norm, divided by the loss's factor, below which the user chose it for unscaled gradients."""
 CUT = 4.0
 """Factor by which a limit has to shrink gradients to matter."""
+NO_ADDITION = 1e-5
+"""An addition to gradients, per weight or per entry, that is too small for what the user meant."""
+ROUND = 1e-4
+"""Largest relative difference of a number from one with two digits, such as a user writes: 0.01 or 5e-4."""
 MOST_FACTORS = 6
 """Maximum number of factors of a loss whose products are tried."""
 
@@ -76,6 +80,65 @@ def judge_by_hand(first: Trial, second: Trial, is_fp16: bool, step: int) -> Step
     if found:
         return min(found, key=lambda one: one[0])[1]
     return _judge_copies(first, second, factor, grown, right, step)
+
+
+def judge_additions(trial: Trial, added: Trial, step: int) -> StepFinding | None:
+    """A finding if the user adds to gradients, such as a weight decay, before dividing them by the factor of the loss.
+
+    added: the step with all losses times zero, where gradients consist of what the user adds.
+    """
+    if added.failure or not trial.factors:
+        return None
+    right = [*_divisors(trial.factors[-1], len(trial.factors))]
+    found = list[Write]()
+    divided = 1.0
+    for name, (weight_norm, root_of_entries) in trial.weights.items():
+        addition, divided_by = _addition_before_division(trial.writes.get(name, []), added.writes.get(name, []), right)
+        if addition is None:
+            continue
+        sizes = [addition.norm / size for size in (weight_norm, root_of_entries) if size]
+        if _is_meant_undivided(sizes, divided_by):
+            divided = divided_by
+            found.append(addition)
+    if not found:
+        return None
+    first = min(found, key=lambda write: write.number)
+    message = (
+        f"`{first.operation}` adds to gradients that are still multiplied by {divided:g}, such as a weight decay, which is "
+        "then divided by it too: add after the division"
+    )
+    return StepFinding("change-before-unscale", message, first.line, step)
+
+
+def _addition_before_division(usual: list[Write], added: list[Write], right: list[float]) -> tuple[Write | None, float]:
+    """The first addition to a gradient whose sum is then divided by one of the numbers in `right`, and that number."""
+    ones, others = _since_backward(usual), _since_backward(added)
+    if len(ones) != len(others) or any(one.line != other.line for one, other in zip(ones, others, strict=True)):
+        return None, 1.0
+    addition: Write | None = None
+    for i, write in enumerate(others):
+        if addition is None and write.norm:
+            addition = write
+        divided = _shrinks_by(ones, i) if i else None
+        if divided is not None and any(_is_near(divided, one) for one in right):
+            return addition if addition is not write else None, divided
+    return None, 1.0
+
+
+def _is_meant_undivided(sizes: list[float], divided: float) -> bool:
+    """Whether what the user adds is of a size meant for gradients that are divided already.
+
+    sizes: of the addition, relative to the weights and per entry. A number with at most two digits is what the user wrote.
+    """
+    for size in sizes:
+        is_written = _is_round(size)
+        if is_written != _is_round(size / divided):
+            return is_written
+    return max(sizes, default=0.0) / divided < NO_ADDITION
+
+
+def _is_round(x: float) -> bool:
+    return math.isfinite(x) and abs(float(f"{x:.1e}") - x) <= ROUND * x
 
 
 def _judge(
@@ -140,7 +203,8 @@ def _changes(first: Trial, second: Trial, name: str, factor: float, grown: float
         is_same = earlier is not None and _is_same(earlier, shrinks_by, grown)
         size = _norm_at(second, write) / factor
         is_limit = shrinks_by > CUT and size < LEAST_LIMIT
-        yield _Change(write, shrinks_by, is_same and _is_proportional(before, write, shrinks_by), is_limit)
+        is_division = is_same and abs(shrinks_by - 1) > SAME and _is_proportional(before, write, shrinks_by)
+        yield _Change(write, shrinks_by, is_division, is_limit)
 
 
 def _since_backward(writes: list[Write]) -> list[Write]:

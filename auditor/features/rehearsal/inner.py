@@ -1,4 +1,5 @@
-"""Measures whether gradients from `autograd.grad`, such as those of a gradient penalty, underflow without a loss scale."""
+"""Measures whether gradients underflow without a loss scale: of the weights, or those from `autograd.grad`, such as of a
+gradient penalty."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4)
 """Loss scales to compare with, the first of which overflows nothing. Powers of two round nothing, except where numbers are
 subnormal."""
 LOST = 0.01
-"""Relative L2 difference from the gradients at a loss scale from which gradients without one count as lost."""
+"""Part of the gradients from which these count as lost."""
 
 Run = Callable[[Any], Sequence[torch.Tensor | None]]
 """Returns the gradients of the inputs from those of the outputs, and keeps the graph."""
 
 
-def underflows(run: Run, gradients: Any) -> bool:
-    """Whether gradients of the inputs are lost that a loss scale keeps. gradients: of the outputs.
+def lost_without_scale(run: Run, gradients: Any) -> float:
+    """The part of the gradients of the inputs that is lost without a loss scale: relative L2 difference from those at one.
 
-    The passes run in a forked process, so that hooks of the user's are not called more often.
+    gradients: of the outputs. The passes run in a forked process, so that hooks of the user's are not called more often.
     """
     error: float = call_forked(lambda tell: _error_without_scale(run, gradients))
-    return error > LOST
+    return error
 
 
 def _error_without_scale(run: Run, gradients: Any) -> float:

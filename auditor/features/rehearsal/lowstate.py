@@ -1,5 +1,5 @@
 """Watches one step as written for changes of values in FP16 or BF16 that rounding discards, such as a running average of
-the weights, and for autocast regions without a low-precision operation."""
+the weights, for weights that change inside of an autocast region, and for regions without a low-precision operation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...emulation.emulate import Emulation
-from ...emulation.regions import Region
+from ...emulation.regions import Region, is_outdated
 from ...isolation.tensors import memory, plain_torch, written_by
 from ...numerics.entries import over_tensors, tensors_in
 from ...numerics.formats import is_low
@@ -69,6 +69,19 @@ class LowState(Emulation):
         self._successors: list[_Successor] = []
         self._outside: list[torch.Tensor] = []  # FP32 tensors that the step changes, whose ids have to stay theirs
         self._region_line, self._has_low = "", False
+        self._outdated: tuple[str, str] | None = (
+            None  # the first line that uses an outdated cast of a weight, and its dtype
+        )
+
+    def cast_arguments(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as autocast casts them; notes the first cast of a weight that has changed since."""
+        new_args, new_kwargs = super().cast_arguments(op, args, kwargs, region)
+        pairs = zip(tensors_in((args, kwargs)), tensors_in((new_args, new_kwargs)), strict=True)
+        if self._outdated is None and any(is_outdated(before, after) for before, after in pairs if before is not after):
+            self._outdated = self._line(), region.dtype
+        return new_args, new_kwargs
 
     def run_leaf_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run an operation, and run it in FP32 too if it changes a low-precision tensor that outlives the step."""
@@ -182,6 +195,11 @@ class LowState(Emulation):
             if losses > LOST * changes:
                 said = f"{losses / changes:.0%} of the changes of values that are stored in {name} are lost, since they are below half the spacing of {name} numbers: store such values, for example an average of the weights, in FP32"
                 yield StepFinding("state-lost", said, line, step)
+        if self._outdated is not None:
+            line, dtype = self._outdated
+            name = "FP16" if dtype == "float16" else "BF16"
+            said = f"weights changed inside of the autocast region, which keeps their {name} casts from before until it ends: leave the region before weights change, and enter it again"
+            yield StepFinding("outdated-weights", said, line, step)
         if self._region_line and not self._has_low:
             said = "the autocast region runs no operation in low precision: put the model's forward pass inside"
             yield StepFinding("nothing-low", said, self._region_line, step)

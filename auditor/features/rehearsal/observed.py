@@ -23,9 +23,10 @@ from ...errors import AuditorError
 from ...isolation.tensors import plain_torch
 from ...numerics.entries import entries, tensors_in
 from .byhand import BY_HAND, is_scaled_by_hand
-from .inner import Run, underflows
+from .factors import divisors_of, factors_of, given_factor
+from .inner import LOST, Run, lost_without_scale
 from .result import StepFinding
-from .trials import EXPLAINED, OF_SCALE
+from .trials import EXPLAINED, OF_SCALE, leaves_of
 
 NODES = 4_000
 """Maximum number of nodes of a gradient's graph that are searched for a scaled loss and for FP16."""
@@ -33,6 +34,15 @@ SEVERAL = -1
 """In place of a scaler's id: several scalers."""
 UNLIMITED = 1e-3
 """A gradient norm's limit, divided by the loss scale, from which the user chose the limit for scaled gradients."""
+REFUTABLE = (
+    "backward-after-unscale",
+    "clip-before-unscale",
+    "inner-gradients-scaled",
+    "loss-not-scaled",
+    "update-with-scaled-gradients",
+)
+"""Kinds of findings that are wrong in a step whose update depends on no loss scale, by a trial: a loss may contain gradients
+of a scaled one, as with cached gradients of representations."""
 NO_UPDATE = "`scaler.update()` is missing, so that the loss scale never adapts: call it once in each step, after all `scaler.step()`"
 
 
@@ -67,7 +77,8 @@ class Observer:
 
     is_active: whether the recipe that runs is the user's own. skipped: the optimizers that a scaler skipped in the
     current step. used_scalers: scalers that the step called, in any recipe. inner_line: of the last `autograd.grad` of a
-    scaled loss, with a graph. tried_lines: those of such calls in steps that depend on no loss scale, by a trial.
+    scaled loss, with a graph. tried_lines: those of such calls in steps that depend on no loss scale, by a trial;
+    independent_steps: these steps.
     constant_line: of the last `scaler.update(new_scale)`. root_factors: by which the step multiplied its last loss, the last
     factor first. scales_by_hand, scales_fp16_by_hand: whether a loss was multiplied by a loss scale without a GradScaler, and
     FP16 operations led to it.
@@ -81,7 +92,8 @@ class Observer:
         self._gradients = dict[torch.Tensor, _Gradient]()
         self._scaled = dict[Any, GradScaler]()  # by nodes of the step's graphs
         self._values = dict[float, tuple[float, str]]()  # of scaled losses: (scale, line)
-        self._divided = list[list[float]]()  # the numbers that divide the loss, for each pass since the last update
+        # For each pass since the last update: the numbers that divide the loss (1/x for a factor x), and only divisors.
+        self._divided, self._divisors = list[list[float]](), list[list[float]]()
         self._unscaled_at = dict[tuple[int, int], tuple[int, str]]()  # {(scaler, optimizer): (step, line)}
         self._skips = dict[int, dict[int, tuple[str, int, str]]]()  # {scaler: {optimizer: (name, skipped, line)}}
         self._made = dict[int, tuple[int, str]]()  # {scaler made in a step: (step, line)}
@@ -95,7 +107,10 @@ class Observer:
         self.root_scale = 1.0  # of the loss on which the step called `backward` last
         self.inner_line, self.constant_line = "", ""
         self.tried_lines = set[str]()
+        self.independent_steps = set[int]()
         self._is_measured = False
+        self._has_closure = False  # whether the optimizer's `step` that runs has a closure
+        self._lost: float | None = None  # part of the gradients of a loss without a scale that underflows, if measured
         self.root_factors: tuple[float, ...] = ()
         self.scales_by_hand, self.scales_fp16_by_hand = False, False
         self._taken = dict[torch.Tensor, tuple[torch.Tensor, _Gradient]]()  # gradients of this step by `autograd.grad`
@@ -147,6 +162,9 @@ class Observer:
                 said = f"one GradScaler for several optimizers: {number} steps of {name} overflow, and each halves the loss"
                 said += f" scale of {' and '.join(others)} too: use one GradScaler for each"
                 self._report("shared-scaler", said, line)
+        for key, finding in [*self.findings.items()]:
+            if finding.kind in REFUTABLE and finding.step in self.independent_steps:
+                del self.findings[key]
         is_explained = not EXPLAINED.isdisjoint(kind for kind, _ in self.findings)
         for finding in tried:
             if not is_explained or finding.kind not in OF_SCALE:
@@ -157,7 +175,8 @@ class Observer:
         """Run torch.autograd's `backward` or `grad` as it is, and note the scale of the gradients that it adds to."""
         with plain_torch():
             scaler, is_fp16, factors = self._origin(roots)
-            factors = [*_given_factor(gradients), *factors]
+            divisors = divisors_of(roots, self._scaled)
+            factors = [*given_factor(gradients), *factors]
             line = self.line()
         if scaler is None and kwargs["accumulate_grad"]:
             self.root_factors = tuple(1 / x for x in factors)
@@ -190,8 +209,11 @@ class Observer:
             nonzero = {p for p in parameters if p.grad is not None and bool(entries(p.grad).any())}
         kept = {p: known for p in nonzero if (known := self._known(p))}
         identities = {p: _identity(p) for p in parameters if p.grad is not None}
+        if self._is_measured and scaler is None and is_fp16 and math.prod(self.root_factors) < BY_HAND:
+            self._measure_lost(original, roots, gradients)
         result = original(roots, gradients, *args, **kwargs)
         self._divided.append([x for x in factors if x > 1])
+        self._divisors.append([*given_factor(gradients), *divisors])
         of_loss = self._made_gradient(scaler, is_fp16, factors, line)
         for p in parameters:
             identity = _identity(p)
@@ -235,9 +257,17 @@ class Observer:
                 is_fp32 = gradient.dtype is torch.float32
                 self._taken[p] = gradient, replace(made, identity=identity, fp16=made.fp16 and is_fp32)
 
-    def before_update(self, optimizer: Optimizer, is_inner: bool = False) -> None:
+    def after_closure(self, optimizer: Optimizer) -> None:
+        """After an optimizer's `step` that called a closure, perhaps several times: it used all gradients of these."""
+        self._set_state(optimizer, "used")
+        self._forget_passes()
+        self._discarded = ""
+        self._has_closure = False
+
+    def before_update(self, optimizer: Optimizer, is_inner: bool = False, has_closure: bool = False) -> None:
         """At the beginning of an optimizer's `step`, also if a scaler calls it. is_inner: whether another optimizer's `step`
-        calls it, as a wrapper of optimizers does."""
+        calls it, as a wrapper of optimizers does. has_closure: whether it computes gradients by a closure."""
+        self._has_closure = self._has_closure or has_closure  # until this optimizer's `step` ends
         states = {known.state: known for p in _parameters(optimizer) if (known := self._known(p))}
         name = type(optimizer).__name__
         direct = not self._depth
@@ -255,19 +285,48 @@ class Observer:
             said = f"the loss is multiplied by {known.factor:g}, and {name}.step() uses its gradients as they are: divide them by it before, or use a GradScaler"
             self._report("update-with-scaled-gradients", said)
         elif direct and (known := states.get("plain")) and known.fp16:
-            said = "FP16 gradients of a loss without a scale underflow to zero: use a GradScaler"
-            self._report("no-scaler", said, known.line)
+            self._report_no_scaler(known.line)
         passes = len(self._divided)
-        if passes > 1 and all(divisors.count(float(passes)) > 1 for divisors in self._divided):
+        if passes > 1 and all(divisors.count(float(passes)) > 1 for divisors in self._divisors):
             said = f"the loss is divided twice by {passes}, the number of backward passes of an update: divide it once"
             line = next((known.line for known in states.values()), "")
             self._report("loss-divided-twice", said, line)
         elif passes > 1 and self._discarded and all(float(passes) in divisors for divisors in self._divided):
             said = f"`zero_grad` runs between the {passes} backward passes of an update, so that only the last counts, although the loss is divided by {passes}: call it once for each update"
             self._report("gradients-zeroed", said, self._discarded)
-        self._divided.clear()
+        self._forget_passes()
         self._discarded = ""
         self._set_state(optimizer, "used")
+
+    def _forget_passes(self) -> None:
+        self._divided.clear()
+        self._divisors.clear()
+
+    def _report_no_scaler(self, line: str) -> None:
+        """Report FP16 gradients of a loss without a scale, with the part of them that underflows."""
+        advice = "train in BF16, since a GradScaler supports no closure" if self._has_closure else "use a GradScaler"
+        lost = self._lost
+        if lost is None:
+            said = "FP16 gradients of a loss without a scale underflow if they are small"
+        elif lost > LOST:
+            said = f"FP16 gradients of a loss without a scale underflow: {lost:.0%} of their norm is lost"
+        else:
+            said = f"FP16 gradients of a loss without a scale underflow once they are small, though not yet: up to {lost:.2g} of their norm is lost"
+        key = "no-scaler", line
+        self._report("no-scaler", f"{said}: {advice}", line)
+        if key in self.findings:
+            self.findings[key] = replace(self.findings[key], text=f"{said}: {advice}")
+
+    def _measure_lost(self, original: Callable[..., Any], roots: Any, gradients: Any) -> None:
+        """Measure which part of the weights' gradients is lost without a loss scale, in the worst of the measured steps."""
+        trained = {id(p) for one in self._optimizers for p in _parameters(one)}
+        leaves = tuple(x for x in leaves_of(roots) if id(x) in trained)
+        if not leaves or (self._lost is not None and self._lost > LOST):
+            return
+        how = {"allow_unreachable": True, "accumulate_grad": False}
+        run = functools.partial(_gradients, original, roots, leaves, (), how)
+        with suppress(AuditorError):
+            self._lost = max(self._lost or 0.0, lost_without_scale(run, gradients))
 
     def _check_order(self, optimizer: Optimizer) -> None:
         """Before an update: whether gradients were zeroed after the backward pass, or a schedule was stepped too early."""
@@ -289,7 +348,7 @@ class Observer:
         if ("inner-gradients-not-scaled", line) in self.findings:
             return
         with suppress(AuditorError):
-            if underflows(run, gradients):
+            if lost_without_scale(run, gradients) > LOST:
                 said = "gradients from `autograd.grad` of FP16 operations are computed without a loss scale, and underflow to zero: "
                 said += "pass `scaler.scale(outputs)` to `autograd.grad`, and divide its result by `scaler.get_scale()`; or compute them in FP32"
                 self._report("inner-gradients-not-scaled", said, line)
@@ -302,7 +361,7 @@ class Observer:
     def _origin(self, roots: Any) -> tuple[GradScaler | None, bool, list[float]]:
         """The scaler of a loss; whether FP16 operations led to it; the numbers that divide it last (1/x for a factor x)."""
         nodes = [x.grad_fn for x in tensors_in(roots) if x.grad_fn is not None]
-        factors = list(_factors(nodes[0], self._scaled)) if len(nodes) == 1 else []
+        factors = list(factors_of(nodes[0], self._scaled)) if len(nodes) == 1 else []
         seen, scaler, is_fp16 = {*nodes}, None, False
         for node in nodes:  # grows
             scaler = scaler or self._scaled.get(node)
@@ -526,7 +585,7 @@ class Observer:
         self._skips[id(scaler)][id(optimizer)] = name, number + is_skipped, first
         if is_skipped:
             self.skipped.add(id(optimizer))
-            self._divided.clear()
+            self._forget_passes()
         return result
 
     def _on_update(self, call: Callable[..., Any], scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
@@ -587,33 +646,6 @@ def _gradients(
     """The gradients of the inputs, by torch.autograd's `grad`, which keeps the graph."""
     result: Sequence[torch.Tensor | None] = original(roots, gradients, True, False, inputs, *others, **kwargs)
     return result
-
-
-def _factors(node: Any, scaled: Any) -> Iterator[float]:
-    """The numbers by which a chain of scalar operations divides the loss, the last first; a factor x as 1/x."""
-    while node is not None:
-        name = node.name()
-        following = node.next_functions[0][0] if node.next_functions else None
-        if name in ("DivBackward0", "MulBackward0") and node not in scaled:
-            other = node._saved_other
-            if following is None and name == "MulBackward0":  # the constant is the first argument
-                following, other = node.next_functions[1][0], node._saved_self
-            is_mean = following is not None and following.name().startswith("SumBackward")
-            if is_mean or other is None or other.numel() != 1 or other.requires_grad or not float(other):
-                return
-            yield float(other) if name == "DivBackward0" else 1 / float(other)
-        elif node not in scaled and name != "ToCopyBackward0":
-            return
-        node = following
-
-
-def _given_factor(gradients: Any) -> list[float]:
-    """What the step passes to `backward` as gradient of one loss, as the number that divides the loss."""
-    given = tensors_in(gradients)
-    if len(given) != 1 or given[0].numel() != 1:
-        return []
-    value = float(given[0].detach())
-    return [] if value in (0.0, 1.0) or not math.isfinite(value) else [1 / value]
 
 
 def _wrap_function(name: str, around: Callable[..., Any]) -> None:

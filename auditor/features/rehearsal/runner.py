@@ -24,11 +24,12 @@ from ...emulation.regions import clear_weight_casts, written_as_meant
 from ...isolation.process import disable_compilers, ieee, swap_attribute
 from ...isolation.tensors import plain_torch
 from ...numerics.casting import widen
-from ...numerics.entries import all_finite, dense, over_tensors, tensors_in
+from ...numerics.entries import all_finite, dense, entries, over_tensors, tensors_in
 from ...numerics.formats import dtype_of
 from ...training.blame import NO_PASS
 from ...training.step import LOSS
 from .batches import call_step
+from .closures import Closure, RegionAround, has_closure, wrap_closures
 from .forked import bad_step, call_forked
 from .measuring import Update
 from .observed import Observer
@@ -69,9 +70,13 @@ class StepRunner:
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
         self._ranks = _Ranks()
         self._trace: Trace | None = None  # of a trial step
+        self._loss_factor = 1.0  # of a trial step, on each loss
+        # Gradients, with their versions, after the last `step` with a closure.
+        self._seen = dict[nn.Parameter, tuple[torch.Tensor, int]]()
         self._casts: OwnCasts | None = None  # of the last step, if the user's step casts to FP16 or BF16 itself
 
         # Of one step:
+        self._broken_inside = False  # whether gradients of a closure inside `step` were not finite
         self._broken: str | None = None  # in a non-finite step: the operation to blame, "" if unknown
         self._has_loss, self._losses = False, list[float]()
         self._loss_tensors: list[torch.Tensor] = []  # those returned, and those on which it called `backward`
@@ -182,6 +187,7 @@ class StepRunner:
         self._loss_tensors = []
         self._used = set[int]()  # ids of the called optimizers and modules
         self._broken = None
+        self._broken_inside = False
         as_written = recipe.name == AS_WRITTEN
         regional = recipe.format != "fp32" and not recipe.stored and LOSS not in recipe.scopes and not as_written
         emulated = emulate("cuda") if recipe.format != "fp32" or as_written else written_as_meant()
@@ -192,6 +198,7 @@ class StepRunner:
 
             def enter_region(region: Any) -> Any:
                 is_own = not self._calls or (len(self._calls) == 1 and not recipe.scopes and not _in_autocast())
+                is_own = is_own and not isinstance(region, RegionAround)
                 is_meant = getattr(region, "_meant", region._enabled)
                 if is_own and is_meant and torch._C._current_graph_task_id() == NO_PASS:
                     self.own_regions = True
@@ -255,7 +262,9 @@ class StepRunner:
             self._loss_tensors += tensors_in(roots)
         if self._keeps_scalers():
             if self._trace is not None:
-                self._trace.before_backward()
+                self._trace.before_backward(roots)
+            if self._loss_factor != 1:
+                gradients = over_tensors(lambda x: x * self._loss_factor, gradients)
             result = self._observer.backward(original, roots, gradients, *args, **kwargs)
             if self._trace is not None and kwargs["accumulate_grad"]:
                 self._trace.after_backward(roots, self._observer.root_factors)
@@ -296,10 +305,11 @@ class StepRunner:
         if id(optimizer) not in self.optimizers:
             advice = "create model and optimizers before the rehearsal, and call every optimizer in the first step"
             raise bad_step(f"the step creates its own {kind}, or calls it only in later steps: {advice}")
-        if isinstance(optimizer, torch.optim.LBFGS) and not self.calls_closures_once:
-            said = f"{kind} ({self._observer.line()}) calls its closure a number of times that rounding changes"
-            raise bad_step(f"{said}: rehearse another optimizer")
-        call_once = _with_closures_called(args, kwargs)
+        is_compared = self.recipe is not self.result.recipe and self._used | {id(optimizer)} >= {*self.optimizers}
+        given: tuple[Any, Any] | None = None
+        is_called_inside = False
+        if has_closure(args, kwargs):
+            given, is_called_inside = self._given_closure(optimizer, args, kwargs, is_compared)
         self._used.add(id(optimizer))
         own = [(group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         as_written = self._keeps_scalers()
@@ -308,22 +318,73 @@ class StepRunner:
                 if self._trace is not None:
                     self._trace.before_update(optimizer)
                 if as_written:
-                    self._observer.before_update(optimizer, is_inner=len(self._running) > 1)
+                    self._observer.before_update(optimizer, len(self._running) > 1, given is not None)
                 if not (is_finite := all(all_finite(p.grad) for _, p in own)):
                     self._broken = self._broken or ""
                 for group, p in own if is_finite and self._sampled else ():
                     if p in self._parameters and p not in self._updates:  # else measured in an earlier update
                         self._updates[p] = Update.begin(optimizer, group, p)
             is_skipped = not is_finite and not as_written  # in a step as written, only the user's GradScaler skips
-            if is_skipped or (self.recipe is not self.result.recipe and self._used >= {*self.optimizers}):
+            if is_skipped or (is_compared and not is_called_inside):
                 emptied = [{**group, "params": []} for group in optimizer.param_groups]
                 stack.enter_context(swap_attribute(optimizer, "param_groups", emptied))
-            if not self.recipe.stored:  # an update in FP32 needs no emulation, which takes longer
+            # An update in FP32 needs no emulation, which takes longer; a closure that runs inside of it does.
+            if not (self.recipe.stored or is_called_inside):
                 stack.enter_context(plain_torch())
-            yield call_once
+            yield given
         with plain_torch():
             if self._broken is None and not all(map(all_finite, self._parameters)):
-                self._broken = f"the update of {kind}, from finite gradients"
+                self._broken = "" if self._broken_inside else f"the update of {kind}, from finite gradients"
+            if given is not None:
+                self._seen |= {p: (p.grad, p.grad._version) for p in parameters_of(optimizer) if p.grad is not None}
+                if as_written:
+                    self._observer.after_closure(optimizer)
+
+    def _given_closure(
+        self, optimizer: Optimizer, args: Any, kwargs: Any, is_compared: bool
+    ) -> tuple[tuple[Any, Any], bool]:
+        """The arguments of an optimizer's `step` with its closure wrapped, and whether the closure runs inside `step`.
+
+        A closure that computes the gradients is called before `step`, so that these can be measured; `step` then gets its
+        loss. is_compared: whether the update does not count, since only its gradients are compared.
+        """
+        kind, line = type(optimizer).__name__, self._observer.line()
+        if isinstance(optimizer, torch.optim.LBFGS) and not self.calls_closures_once:
+            self._refuse_reruns(kind, line)
+        calls_once = self.calls_closures_once or is_compared
+        before = partial(self._refuse_reruns, kind, line)
+        after = partial(self._check_rerun, optimizer)
+        wrap = partial(Closure, before=before, after=after, calls_once=calls_once)
+        new_args, new_kwargs, closures = wrap_closures(args, kwargs, wrap)
+        with plain_torch():
+            has_gradients = not self.calls_closures_once and self._has_new_gradients(optimizer)
+        for closure in closures if not has_gradients else ():
+            closure.call_before_step()
+        return (new_args, new_kwargs), has_gradients or not calls_once
+
+    def _has_new_gradients(self, optimizer: Optimizer) -> bool:
+        """Whether gradients were computed since the last `step` with a closure, as for the first half of SAM."""
+        for p in parameters_of(optimizer):
+            gradient, version = self._seen.get(p, (None, 0))
+            is_seen = p.grad is gradient and gradient is not None and gradient._version == version
+            if p.grad is not None and not is_seen and bool(entries(p.grad).any()):
+                return True
+        return False
+
+    def _refuse_reruns(self, kind: str, line: str) -> None:
+        """Raise if the recipe cannot be used with an optimizer that calls its closure inside `step`, after an update."""
+        recipe = self.recipe
+        called = f"{kind} ({line}) computes gradients inside `step`, by a closure"
+        if recipe.scale is not None:
+            raise bad_step(f"{called}, which a GradScaler does not support: train in BF16 or FP32")
+        if recipe.remedies or recipe.ranks > 1:
+            raise bad_step(f"{called}, so that this recipe cannot change each update")
+
+    def _check_rerun(self, optimizer: Optimizer) -> None:
+        """Note gradients of a closure inside `step` that are not finite; a line search may recover from them."""
+        with plain_torch():
+            finite = all(p.grad is None or all_finite(p.grad) for p in parameters_of(optimizer))
+        self._broken_inside = self._broken_inside or not finite
 
 
 def _in_autocast() -> bool:
@@ -333,24 +394,6 @@ def _in_autocast() -> bool:
     wraps the forward of a prepared model.
     """
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-
-
-def _with_closures_called(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    """Call the closure of an optimizer's `step` before gradients are read, since it computes them.
-
-    Returns the arguments of `step` with a closure that only returns the known loss; None without a closure.
-    """
-    if not any(map(callable, (*args, *kwargs.values()))):
-        return None
-
-    def called(value: Any) -> Any:
-        if not callable(value):
-            return value
-        with torch.enable_grad():
-            loss = value()
-        return lambda: loss
-
-    return tuple(map(called, args)), {name: called(value) for name, value in kwargs.items()}
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:

@@ -24,7 +24,7 @@ from ...numerics.devices import NATIVE
 from ...numerics.entries import all_finite, tensors_in
 from ...training.blame import NonFiniteTrace, Trail, blame
 from ...training.step import LOSS
-from .byhand import judge_by_hand
+from .byhand import judge_additions, judge_by_hand
 from .forked import bad_step, call_forked
 from .given import name_tensors, named_tensors
 from .losing import Results, Sketching, find_origin, first_off_step
@@ -34,7 +34,17 @@ from .owncasts import OwnCasts
 from .result import AS_WRITTEN, FP32, SCALED, LossOrigin, NonFiniteStep, Recipe, RecipeRun, StepFinding
 from .runner import StepRunner, parameters_of
 from .storage import Storage, stores_low
-from .trials import TRIALS, Trace, Trial, are_comparable, compare_scales, judge_overflow, set_scales, trial_scale
+from .trials import (
+    TRIALS,
+    Trace,
+    Trial,
+    are_comparable,
+    compare_scales,
+    judge_copies_kept,
+    judge_overflow,
+    set_scales,
+    trial_scale,
+)
 
 LOOKS = 24
 """Maximum number of sampled steps, in which gradients are compared with FP32's and updates are measured."""
@@ -342,7 +352,9 @@ class Session(StepRunner):
                 dependent = compare_scales(plain, scaled, scale, step)
                 if dependent is None and are_comparable(plain, scaled):
                     self._observer.tried_lines.add(scaled.inner_line)
-                found = dependent or judge_overflow(scaled, broken, step)
+                    if scaled.gradients:
+                        self._observer.independent_steps.add(step)
+                found = self._copies_kept(scaled, step) or dependent or judge_overflow(scaled, broken, step)
                 findings += [found] if found is not None else []
         return findings
 
@@ -353,8 +365,17 @@ class Session(StepRunner):
         if len(trials) < TRIALS:
             return []
         first, second = trials[-TRIALS:]
-        found = judge_by_hand(first, second, self._observer.scales_fp16_by_hand, step)
+        found = self._copies_kept(second, step)
+        found = found or judge_by_hand(first, second, self._observer.scales_fp16_by_hand, step)
+        if found is None:
+            with suppress(AuditorError):
+                added = call_forked(partial(self._run_trial, batch, 1.0, False, loss_factor=0.0))
+                found = judge_additions(second, added, step)
         return [found] if found is not None else []
+
+    def _copies_kept(self, trial: Trial, step: int) -> StepFinding | None:
+        """The finding on gradients of copies that are never set to zero; none if several steps accumulate them."""
+        return judge_copies_kept(trial, step) if self._period == 1 else None
 
     def _run_low_state(self, batch: Any, step: int, tell: object) -> list[StepFinding]:
         """The findings of one step as written on values in low precision, see `LowState`."""
@@ -362,9 +383,11 @@ class Session(StepRunner):
         self._call_step(batch, watch)
         return [*watch.findings(step)]
 
-    def _run_trial(self, batch: Any, scale: float, breaks: bool, tell: object) -> Trial:
-        """One step in FP32 with the user's GradScalers at a loss scale. breaks: whether gradients are made infinite."""
+    def _run_trial(self, batch: Any, scale: float, breaks: bool, tell: object, *, loss_factor: float = 1.0) -> Trial:
+        """One step in FP32 with the user's GradScalers at a loss scale. breaks: whether gradients are made infinite.
+        loss_factor: on each loss, in addition to the user's."""
         self._convert(SCALED)
+        self._loss_factor = loss_factor
         scalers = self._observer.used_scalers
         if (before := self._observer.scale()) is not None:
             self._observer.rescale(scale / before)
@@ -378,5 +401,10 @@ class Session(StepRunner):
             self._trace.fail(error)
         trial.inner_line, trial.constant_line = self._observer.inner_line, self._observer.constant_line
         trial.gradients = {self._parameters[p]: update.gradient.numpy() for p, update in self._updates.items()}
+        trial.changes = self._trace.changes()
+        trial.weights = {
+            self._parameters[p]: (float(update.weight.double().norm()), math.sqrt(p.numel()))
+            for p, update in self._updates.items()
+        }
         trial.scales = [(scale, float(one._scale)) for one in scalers.values() if one._scale is not None]
         return trial

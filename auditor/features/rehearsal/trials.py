@@ -110,7 +110,10 @@ class Trial:
     moves: changes of weights by values that are made from gradients before `unscale_`; their norms are those of the
     change. inner_line, constant_line: see `Observer`. emptied_line: of the operation that set all gradients to zero.
     factors: those by which the step multiplies the loss of each backward pass, the last first. copies_norm: norm of the
-    gradients of parameters that no optimizer has, such as FP16 copies of the weights."""
+    gradients of parameters that no optimizer has, such as FP16 copies of the weights. weights: {parameter: (norm, root of
+    its number of entries)}, before the update. changes: {parameter: the change of the weight by the whole step}, as NumPy arrays.
+    written_lines: {parameter: the last line that writes to it outside of optimizers}. kept_line: of the first `backward`, if it
+    adds to gradients of such copies."""
 
     gradients: dict[str, Any] = field(default_factory=dict)
     writes: dict[str, list[Write]] = field(default_factory=dict)
@@ -127,6 +130,10 @@ class Trial:
     emptied_line: str = ""
     factors: list[tuple[float, ...]] = field(default_factory=list)
     copies_norm: float = 0.0
+    weights: dict[str, tuple[float, float]] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    written_lines: dict[str, str] = field(default_factory=dict)
+    kept_line: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,6 +174,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._emptied = dict[int, str]()  # {storage of a gradient: line that set it to zero}
         self._copies = dict[torch.Tensor, int]()  # {parameter that no optimizer has: storage of its gradient}
         self._count, self._hook, self._pass_line = 0, "", ""
+        self._passes = 0
+        self._is_by_hand = not [*scalers]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -175,6 +184,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        has_gradients = (self._storages or self._copies) and torch._C._current_graph_task_id() == NO_PASS
+        if self._is_by_hand and has_gradients and written_by(func):
+            with plain_torch():
+                self._settle()  # a gradient that was replaced has to be noted before it is changed
         result = func(*args, **kwargs)
         with plain_torch():
             self._note(func, args, kwargs, result)
@@ -188,6 +201,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if line != self._pass_line:
                 self._hook = self._hook or line
             return
+        self._note_written_weights(func, args, kwargs)
         if name.rpartition("::")[2] in EMPTYING:
             self._emptied |= dict.fromkeys((key for x in tensors_in((args, kwargs)) for key in _keys(x)), self._line())
         if name == UNSCALE:
@@ -200,6 +214,15 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.trial.reads.append((self._line(), float(result)))
         elif self._storages or self._copies:
             self._note_derived(func, name.rpartition("::")[2], args, kwargs, result)
+
+    def _note_written_weights(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note an operation that writes to weights; those of optimizers do not pass through this mode."""
+        places = written_by(func) or ()
+        written = tensors_in([args[i] if i < len(args) else kwargs.get(key) for i, key in places])
+        changed = {key for x in written for key in _keys(x)}
+        for p in self._weights if changed else ():
+            if not changed.isdisjoint(_keys(p)):
+                self.trial.written_lines[self._parameters[p]] = self._line()
 
     def _note_derived(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Note an operation that reads gradients, or values made from them."""
@@ -242,11 +265,17 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             write = Write(self._count, line, operation, norm, sketch=tuple(sketch(p.grad)), **about)
             self.trial.writes[self._parameters[p]].append(write)
 
-    def before_backward(self) -> None:
-        """Before a backward pass: note gradients that were replaced, and the line that starts the pass."""
+    def before_backward(self, roots: Any) -> None:
+        """Before a backward pass: note gradients that were replaced, and the line that starts the pass. roots: the tensors
+        at which it begins."""
         with plain_torch():
             self._settle()
             self._hook, self._pass_line = "", self._line()
+            if not self._passes and any(
+                bool(entries(p.grad).any()) for p in self._copies_of(roots) if p.grad is not None
+            ):
+                self.trial.kept_line = self._pass_line
+            self._passes += 1
 
     def after_backward(self, roots: Any, factors: Iterable[float]) -> None:
         """After a backward pass: record each parameter's gradient; a trial of an overflow first makes some of them infinite.
@@ -270,8 +299,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_copies(self, roots: Any) -> bool:
         """Note the gradients of parameters that no optimizer has. Returns whether only such parameters got gradients."""
-        leaves = [p for p in leaves_of(roots) if isinstance(p, torch.nn.Parameter)]
-        if not leaves or any(p in self._parameters for p in leaves):
+        leaves = self._copies_of(roots)
+        if not leaves:
             return False
         for p in leaves:
             if keys := _keys(p.grad):
@@ -279,6 +308,16 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         norms = [float(entries(p.grad).double().norm()) for p in self._copies if p.grad is not None]
         self.trial.copies_norm = math.hypot(*norms)
         return True
+
+    def _copies_of(self, roots: Any) -> list[torch.nn.Parameter]:
+        """The parameters in the graphs of `roots`, if no optimizer has any of them; else none."""
+        leaves = [p for p in leaves_of(roots) if isinstance(p, torch.nn.Parameter)]
+        return [] if any(p in self._parameters for p in leaves) else leaves
+
+    def changes(self) -> dict[str, Any]:
+        """{parameter: the change of the weight since the first backward pass}, as NumPy arrays."""
+        with plain_torch():
+            return {self._parameters[p]: (p.detach() - before).numpy() for p, before in self._weights.items()}
 
     def _break(self, optimizer: Optimizer) -> None:
         """Make one entry of a gradient of the optimizer infinite."""
@@ -349,8 +388,10 @@ def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> Step
         line = _first_other_read(plain, scaled) or scaled.updates[0].line
         said = f"the learning rate, or another option of the optimizer, depends on a value that is still multiplied by the loss scale, {scale:g}: call `scaler.unscale_(optimizer)` before that"
         return StepFinding("decided-by-scaled-value", said, line, step)
-    if not are_comparable(plain, scaled) or not (names or scaled.failure):
+    if not are_comparable(plain, scaled):
         return None
+    if not (names or scaled.failure):
+        return _weights_depend(plain, scaled, scale, step)
     both = [name for name in names if name in plain.gradients and name in scaled.gradients]
     factors = [_norm(scaled.gradients[name]) / (_norm(plain.gradients[name]) or math.nan) for name in both]
     if both and both == names and all(_is_near(factor, scale) for factor in factors) and scaled.updates:
@@ -371,6 +412,32 @@ def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> Step
     line = next((update.line for update in (*scaled.updates, *plain.updates)), "")
     said = "the update depends on the loss scale, although the loss and its gradients should be divided by it again"
     return StepFinding("update-depends-on-scale", said, line, step)
+
+
+def _weights_depend(plain: Trial, scaled: Trial, scale: float, step: int) -> StepFinding | None:
+    """A finding if the step changes weights itself, by values that depend on the loss scale, beside the updates."""
+    names = [name for name in _differing(plain.changes, scaled.changes) if name in scaled.written_lines]
+    # weights that are moved and put back, as by SAM, differ by rounding
+    names = [name for name in names if _differs_from_rounding(plain, scaled, name)]
+    if not names:
+        return None
+    said = f"the weights are changed by values that depend on the loss scale, {scale:g}, although the gradients of the update do not: divide gradients by it once"
+    return StepFinding("update-depends-on-scale", said, scaled.written_lines[names[0]], step)
+
+
+def _differs_from_rounding(plain: Trial, scaled: Trial, name: str) -> bool:
+    """Whether the two changes of a weight differ by more than FP32 rounds it."""
+    weight_norm, _ = scaled.weights.get(name, (0.0, 0.0))
+    return name in plain.changes and _norm(scaled.changes[name] - plain.changes[name]) > NEGLIGIBLE * weight_norm
+
+
+def judge_copies_kept(trial: Trial, step: int) -> StepFinding | None:
+    """A finding if `backward` adds to gradients that the model's copies have from the step before, and the update uses them."""
+    is_used = any(writes and writes[0].operation != BACKWARD for writes in trial.writes.values())
+    if trial.failure or not (trial.kept_line and trial.copies_norm and is_used):
+        return None
+    said = "gradients of the model, whose weights are copies of those of the optimizer, are added to gradients of the last update: set them to zero, since the optimizer's `zero_grad` does not"
+    return StepFinding("gradients-kept", said, trial.kept_line, step)
 
 
 def are_comparable(plain: Trial, scaled: Trial) -> bool:

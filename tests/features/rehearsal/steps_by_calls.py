@@ -604,3 +604,20 @@ def losses_scaled_as_a_list(s: Loop, x: Any, y: Any) -> None:
     s.opt.zero_grad()
     torch.autograd.backward(s.scaler.scale([s.loss(x, y), s.loss(-x, y)]))
     s.end()
+
+
+@right
+def a_loss_with_a_factor_of_one_half_in_two_passes(s: Loop, x: Any, y: Any) -> None:
+    s.opt.zero_grad()
+    for part, target in zip(x.split(16), y.split(16), strict=True):
+        loss = 0.5 * s.loss(part, target)
+        s.scaler.scale(loss / 2).backward()
+    s.end()
+
+
+@right
+def a_limit_times_the_scalers_own_scale(s: Loop, x: Any, y: Any) -> None:
+    s.begin(x, y)
+    assert s.scaler._scale is not None
+    nn.utils.clip_grad_norm_(s.model.parameters(), 0.1 * float(s.scaler._scale))
+    s.end()

@@ -146,7 +146,55 @@ def gradients_of_copies_divided_by_another_factor(s: Loop, x: Any, y: Any) -> No
     copy_back(copies, masters)
 
 
+@wrong("change-before-unscale")
+def decay_added_before_the_division(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    for p in s.model.parameters():
+        p.grad.add_(p.detach(), alpha=5e-4)  # <-
+    torch._foreach_div_(gradients_of(s), 1024.0)
+    s.opt.step()
+
+
+@wrong("change-before-unscale")
+def a_penalty_on_signs_before_the_division(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    for p in s.model.parameters():
+        p.grad = p.grad + 1e-3 * p.detach().sign()  # <-
+    for gradient in gradients_of(s):
+        gradient.mul_(1 / 1024)
+    s.opt.step()
+
+
+@wrong("gradients-kept")
+def gradients_of_copies_never_set_to_zero(s: Loop, x: Any, y: Any) -> None:
+    s.opt.zero_grad()
+    (nn.functional.cross_entropy(s.copies(x.half()).float(), y) * 1024).backward()  # <-
+    masters = [*s.model.parameters()]
+    for p, master in zip(s.copies.parameters(), masters, strict=True):
+        master.grad = p.grad.float() / 1024
+    s.opt.step()
+    copy_back(s.copies, masters)
+
+
 # Right steps.
+
+
+@right
+def decay_added_after_the_division(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    for p in s.model.parameters():
+        p.grad.div_(1024)
+        p.grad.add_(p.detach(), alpha=5e-4)
+    s.opt.step()
+
+
+@right
+def decay_times_the_factor_before_the_division(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    for p in s.model.parameters():
+        p.grad.add_(p.detach(), alpha=5e-4 * 1024)
+        p.grad.div_(1024)
+    s.opt.step()
 
 
 @right

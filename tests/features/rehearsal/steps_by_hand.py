@@ -394,6 +394,42 @@ def a_memory_bank_in_fp16(s: Loop, x: Any, y: Any) -> None:
         bank.mul_(0.9999).add_(z.detach() * 0.0001)  # <-
 
 
+@wrong("update-depends-on-scale")
+def a_further_update_by_hand_divided_once_more(s: Loop, x: Any, y: Any) -> None:
+    s.begin(x, y)
+    s.scaler.unscale_(s.opt)
+    s.end()
+    last = s.model[2].weight
+    with torch.no_grad():
+        last.sub_(last.grad / s.scaler.get_scale(), alpha=0.1)  # <-
+
+
+@wrong("outdated-weights")
+def an_inner_loop_in_one_region(s: Loop, x: Any, y: Any) -> None:
+    s.opt.zero_grad()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        for _ in range(2):
+            gradients = torch.autograd.grad(F.cross_entropy(s.model(x), y), [*s.model.parameters()])  # <-
+            with torch.no_grad():
+                torch._foreach_sub_([*s.model.parameters()], gradients)
+    s.loss(x, y, dtype=torch.bfloat16).backward()
+    s.opt.step()
+
+
+@wrong("outdated-weights")
+def a_second_loss_in_the_region_of_the_first_update(s: Loop, x: Any, y: Any) -> None:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        first = F.cross_entropy(s.model(x), y)
+        with torch.autocast("cuda", enabled=False):
+            s.opt.zero_grad()
+            first.backward()
+            s.opt.step()
+        s.opt2.zero_grad()
+        second = F.cross_entropy(s.other(x) + s.model(x).detach(), y)  # <-
+    second.backward()
+    s.opt2.step()
+
+
 # Right steps.
 
 
@@ -697,3 +733,15 @@ def weights_that_are_averaged_every_second_step(s: Loop, x: Any, y: Any) -> None
             for kept, p in zip(slow, s.model.parameters(), strict=True):
                 kept.lerp_(p, 0.5)
                 p.copy_(kept)
+
+
+@right
+def an_inner_loop_with_a_region_in_each_pass(s: Loop, x: Any, y: Any) -> None:
+    s.opt.zero_grad()
+    for _ in range(2):
+        loss = s.loss(x, y, dtype=torch.bfloat16)
+        gradients = torch.autograd.grad(loss, [*s.model.parameters()])
+        with torch.no_grad():
+            torch._foreach_sub_([*s.model.parameters()], gradients, alpha=0.1)
+    s.loss(x, y, dtype=torch.bfloat16).backward()
+    s.opt.step()

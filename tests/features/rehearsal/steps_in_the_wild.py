@@ -155,3 +155,19 @@ def sharpness_by_hand_in_bf16(s: Loop, x: Any, y: Any) -> None:
     with torch.no_grad():
         torch._foreach_sub_([*s.model.parameters()], moves)
     s.opt.step()
+
+
+@right
+def representations_whose_scaled_gradients_are_kept(s: Loop, x: Any, y: Any) -> None:
+    """Gradient caching: the scaled gradients of all outputs are the weights of a loss of each part."""
+    s.opt.zero_grad()
+    with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
+        outputs = s.model(x).float()
+    outputs.requires_grad_()
+    s.scaler.scale(F.cross_entropy(outputs, y)).backward()
+    assert outputs.grad is not None
+    for part, kept in zip(x.split(8), outputs.grad.split(8), strict=True):
+        with torch.autocast("cuda", dtype=torch.float16):
+            out = s.model(part).float()
+        (out * kept).sum().backward()
+    s.end()

@@ -182,6 +182,18 @@ def test_consequences_of_a_wrong_scale_are_no_problems_of_their_own() -> None:
     assert kinds <= {"change-before-unscale", "loss-behind"}
 
 
+@pytest.mark.parametrize(("factor", "said"), [(1.0, "though not yet: up to"), (1e-5, "of their norm is lost: use")])
+def test_fp16_without_a_scaler_says_how_much_underflows(factor: float, said: str) -> None:
+    def step(s: Loop, x: torch.Tensor, y: torch.Tensor) -> None:
+        s.opt.zero_grad()
+        (s.loss(x, y) * factor).backward()
+        s.opt.step()
+
+    (finding,) = run_as_written(step).findings
+    assert finding.kind == "no-scaler"
+    assert said in finding.text
+
+
 def test_an_exception_in_a_closure_with_a_scaler_names_the_line() -> None:
     def step(s: Loop, x: torch.Tensor, y: torch.Tensor) -> None:
         def closure() -> torch.Tensor:
