@@ -94,6 +94,7 @@ def from_object(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | 
         batches = inputs.as_batches(given, "example_inputs", arrays=arrays)
         calls = tuple((args, {**own, **kwargs}) for args, own in batches) if kwargs else batches
         calls, labels = inputs.without_labels(model, calls)
+        calls = _with_plain_names(calls)
         kind = type(model)
         target = f"{kind.__module__}:{kind.__qualname__}"
         made = Subject(
@@ -260,7 +261,17 @@ def _without_labels(subject: Subject) -> Subject:
     """The subject without labels that forward does not take, and with a note if there were some."""
     batches, notes = inputs.without_labels(subject.model, subject.batches)
     held_out, _ = inputs.without_labels(subject.model, subject.held_out)
-    return replace(subject, batches=batches, held_out=held_out, warnings=(*subject.warnings, *notes))
+    return replace(
+        subject,
+        batches=_with_plain_names(batches),
+        held_out=_with_plain_names(held_out),
+        warnings=(*subject.warnings, *notes),
+    )
+
+
+def _with_plain_names(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
+    """The batches, with dicts of keyword arguments that no longer tell how the user gave them: torch.export knows no others."""
+    return tuple((args, dict(named)) for args, named in batches)
 
 
 def _find_inputs(

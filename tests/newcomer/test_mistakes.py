@@ -112,7 +112,7 @@ def test_a_model_at_module_level_is_built_as_often_as_one_likes(here: Path) -> N
 LIST = """
 import torch
 model = torch.nn.Linear(4, 4)
-def get_inputs(): return [torch.ones(2, 4), torch.ones(3, 4)]
+def get_inputs(): return [torch.ones(2, 4), torch.ones(3, 5)]
 """
 
 HELPERS = """

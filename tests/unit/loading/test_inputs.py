@@ -228,6 +228,11 @@ def test_a_list_of_tensors_that_are_alike_holds_batches_if_forward_takes_one():
     assert subject.warnings == ("The 2 tensors of the list are 2 batches, since forward takes only one argument.",)
 
 
+@pytest.mark.parametrize("given", [ALIKE[0], ALIKE, (ALIKE[0],), [(ALIKE[0],)]])
+def test_keyword_arguments_are_plain_dicts_which_alone_can_be_exported(given):
+    assert {type(named) for _, named in from_object(_Takes(), given).batches} == {dict}
+
+
 @pytest.mark.parametrize("given", [tuple(ALIKE), [ALIKE[0], torch.arange(4)], [ALIKE[0], torch.ones(4, 1)]])
 def test_a_tuple_or_a_list_of_different_tensors_is_one_batch_with_labels(given):
     subject = from_object(_Takes(), given)
