@@ -2,11 +2,9 @@
 
 import copy
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
@@ -16,69 +14,23 @@ from auditor.records.audit import Audit
 from auditor.records.quantization import QuantizedLayer
 from auditor.report.words import ratio
 from tests.support.subjects import normal
+from tests.unit.measure.mobile_net import TRAINED_ON, digits, stored
 
-WIDTH = 16
-EPOCHS = 12
-TRAINED_ON = 1400
-SLIMMED = 0.01
-"""Weight of the penalty on the scales of the batch norms before depthwise layers (network slimming), which leaves some
-channels small; the next batch norm makes them large again, and folding multiplies the depthwise weight by that."""
 COLLAPSES = "4.0"
 """The second depthwise layer."""
 QUICKLY = {"strategies": "cast", "quick": True}
 CAUSES = ("unequal channels", "outlier row")
 
 
-def block(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
-    """A depthwise convolution over positions, then a pointwise one over channels."""
-    depthwise = nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=False)
-    pointwise = nn.Conv2d(inputs, outputs, 1, bias=False)
-    return nn.Sequential(depthwise, nn.BatchNorm2d(inputs), nn.ReLU6(), pointwise, nn.BatchNorm2d(outputs), nn.ReLU6())
-
-
-def mobile_net() -> nn.Module:
-    stem = [nn.Conv2d(1, WIDTH, 3, 1, 1, bias=False), nn.BatchNorm2d(WIDTH), nn.ReLU6()]
-    blocks = [block(WIDTH, 2 * WIDTH, 2), block(2 * WIDTH, 2 * WIDTH)]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * WIDTH, 10)]
-    return nn.Sequential(*stem, *blocks, *head)
-
-
-def digits() -> tuple[Tensor, Tensor]:
-    datasets = pytest.importorskip("sklearn.datasets")
-    data = datasets.load_digits()
-    images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
-    return images, torch.tensor(data.target)
-
-
-def batches(epoch: int) -> Iterator[Tensor]:
-    order = torch.randperm(TRAINED_ON, generator=torch.Generator().manual_seed(epoch))
-    yield from order.split(64)
-
-
 @pytest.fixture(scope="module")
 def trained() -> tuple[nn.Module, Tensor]:
-    """The net with its batch norms folded, and images that it was not trained on. It is trained in FP64, whose roundings, which
-    differ between processors, are too small to lead to another net."""
+    """The net with its batch norms folded, and images that it was not trained on."""
     images, labels = digits()
-    images = images.double()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = mobile_net().double()
-    slimmed = [model[1].weight, model[3][4].weight]
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, EPOCHS)
-    for epoch in range(EPOCHS):
-        for rows in batches(epoch):
-            optimizer.zero_grad()
-            penalty = SLIMMED * sum(scales.abs().sum() for scales in slimmed)
-            (F.cross_entropy(model(images[rows]), labels[rows]) + penalty).backward()
-            optimizer.step()
-        schedule.step()
-    model.eval()
+    model = stored()
     others, answers = images[TRAINED_ON:], labels[TRAINED_ON:]
     with torch.no_grad():
         assert float((model(others).argmax(1) == answers).float().mean()) > 0.7
-    return fuse(model.float()).requires_grad_(False), others[:128].float()
+    return fuse(model).requires_grad_(False), others[:128]
 
 
 def layer(found: Audit, owner: str, scheme: str) -> QuantizedLayer:
