@@ -1,6 +1,6 @@
 """A mobile net trained on digits, whose weights lie beside this file, since every processor trains another net.
 
-    ATEN_CPU_CAPABILITY=default python -m tests.unit.measure.mobile_net
+ATEN_CPU_CAPABILITY=default python -m tests.unit.measure.mobile_net
 """
 
 from collections.abc import Iterator
