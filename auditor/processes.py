@@ -220,20 +220,30 @@ class Process(subprocess.Popen[bytes]):
         self.communicate()  # which closes the pipes
 
 
-def supervise(run: Callable[..., Any], timeout: float | None = None, hear: Callable[[str], object] = str) -> Any:
+def supervise(
+    run: Callable[..., Any],
+    timeout: float | None = None,
+    hear: Callable[[str], object] = str,
+    cleans_up: bool = True,
+) -> Any:
     """Run `run(tell)` in a forked process and return its result: an exit code, or any value except text. `tell(stage)`
     is a heartbeat; `tell("")` only checks whether the parent process still exists.
 
-    hear: called with each stage. timeout: seconds without a heartbeat before the child is stopped. Raises:
+    hear: called with each stage. timeout: seconds without a heartbeat before the child is stopped. cleans_up: whether
+    the child cleans up when the parent process ends; otherwise the system kills it, which needs no watchdog. Raises:
     AuditorError(slug="timed-out" | "process-ended"); KeyboardInterrupt, if either process is interrupted.
     """
     here, there = Pipe(duplex=False)
     if sys.stderr is not None:
         sys.stderr.flush()
+    parent = os.getpid()
     if (child := os.fork()) == 0:
         here.close()
         _children.clear()
-        _start_watchdog(there.fileno())
+        if cleans_up:
+            _start_watchdog(there.fileno())
+        else:
+            end_with(parent)
         _run_child(run, there)
     _children.add(child)
     there.close()

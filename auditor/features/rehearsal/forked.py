@@ -33,7 +33,7 @@ def call_forked(work: Callable[[Callable[[str], None]], Any], hear: Callable[[st
         finally:
             os._exit(0)
 
-    done = supervise(answer, hear=hear)
+    done = supervise(answer, hear=hear, cleans_up=False)
     if isinstance(done, LoadError):
         raise done
     return done
