@@ -298,13 +298,28 @@ def test_ctrl_c_ends_a_command_whose_model_catches_it_and_a_second_one_does_at_o
     assert "error" not in errors
 
 
+STEP = """
+model = get_model()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
 FLEET = '[[target]]\nname = "a"\ntarget = "model.py"\n'
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-@pytest.mark.parametrize("words", [("model.py",), ("fleet", "fleet.toml", "--out", "out")], ids=["audit", "fleet"])
+@pytest.mark.parametrize(
+    "words",
+    [("model.py",), ("fleet", "fleet.toml", "--out", "out"), ("rehearse", "model.py:step", "--steps", "2")],
+    ids=["audit", "fleet", "rehearsal"],
+)
 def test_no_process_outlives_a_killed_parent(words: Sequence[str], tmp_path: Path, root: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL + DEAF)
+    (tmp_path / "model.py").write_text(MODEL + DEAF + STEP)
     (tmp_path / "fleet.toml").write_text(FLEET)
     (tmp_path / "tmp").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path / "tmp"), "CI": "1"}

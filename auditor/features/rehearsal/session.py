@@ -95,7 +95,7 @@ class Session(StepRunner):
     """
 
     def __init__(self, step: Callable[..., Any], batches: Callable[[], Iterator[tuple[int, Any]]], seed: int) -> None:
-        every = [one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)]
+        every = [one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer | GradScaler)]
         super().__init__(step, {id(one): one for one in every if "param_groups" in vars(one)})
         self._batches = batches
         self._seed = seed
@@ -105,20 +105,21 @@ class Session(StepRunner):
         self._looked: set[int] | None = set()
         self._period = 1  # number of steps until the first update
         modules = [one for one in every if isinstance(one, nn.Module) and "_modules" in vars(one)]
+        scalers = {id(one): one for one in every if isinstance(one, GradScaler)}
 
         # The steps until the first update run in a process of their own, and tell which of these objects they use.
         every_trained = nn.ParameterList(p for one in self.optimizers.values() for p in parameters_of(one))
         low = [one for one in (*modules, every_trained) if stores_low(one)]
         self._storage = Storage(low, (), self._variables())
         self._casts = OwnCasts(Handler(), torch.float32)
-        looked = call_forked(self._look)
+        looked = call_forked(partial(self._look, modules, set(scalers)))
         used, self.own_regions, self.low_regions, scaler_ids, makes_scaler, with_gradients, casts, self._period = looked
         self._looked = None
         if not casts:
             self._casts = None
 
-        scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler) and id(one) in scaler_ids]
-        self.scalers = [one for one in scalers if one._enabled or self._is_switched_off(one)]
+        called_scalers = [one for number, one in scalers.items() if number in scaler_ids]
+        self.scalers = [one for one in called_scalers if one._enabled or self._is_switched_off(one)]
         self.has_scaler = bool(self.scalers) or makes_scaler
         if used.isdisjoint(self.optimizers):
             said = f"the first {FIRST} steps call no optimizer's step(): give a function that runs one whole step"
@@ -146,18 +147,18 @@ class Session(StepRunner):
         return [x for _, x in named_tensors(self._step) if is_plainly_low(x) and x.is_leaf]
 
     def _look(
-        self, tell: Callable[[str], None]
+        self, modules: list[nn.Module], scalers: set[int], tell: Callable[[str], None]
     ) -> tuple[set[int], bool, set[torch.dtype], set[int], bool, set[int], bool, int]:
         """Run the steps until the first update; return ids of the optimizers and modules that they call, whether they open
         autocast regions, their low dtypes, ids of the GradScalers that they call, whether they create an enabled one, ids of
-        the parameters with a gradient, whether they cast to FP16 or BF16 themselves, and their number."""
-        known = {id(one) for one in gc.get_objects() if issubclass(type(one), GradScaler)}
+        the parameters with a gradient, whether they cast to FP16 or BF16 themselves, and their number. scalers: ids of
+        those that exist before."""
         count = len(self.run(FP32, FIRST, tell).losses)
         looked = self._looked or set()
         used = self._observer.used_scalers
-        makes_scaler = any(vars(one)["_enabled"] for number, one in used.items() if number not in known)
-        modules = (one for one in gc.get_objects() if issubclass(type(one), nn.Module) and id(one) in looked)
-        with_gradients = {id(p) for one in modules for p in one.parameters() if p.grad is not None}
+        makes_scaler = any(vars(one)["_enabled"] for number, one in used.items() if number not in scalers)
+        called = (one for one in modules if id(one) in looked)
+        with_gradients = {id(p) for one in called for p in one.parameters() if p.grad is not None}
         casts = self._casts is not None and self._casts.was_needed
         return looked, self.own_regions, self.low_regions, {*used}, makes_scaler, with_gradients, casts, count
 
