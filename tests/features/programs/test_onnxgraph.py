@@ -20,6 +20,7 @@ from auditor.isolation.outputs import tensor_outputs
 from tests.support.capturing import Function
 from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
+from tests.support.thinned import thinned
 
 SIZES = (({0: "n"},),)
 """The batch size of a Function's only argument is variable."""
@@ -236,7 +237,7 @@ def llama() -> tuple[nn.Module, dict[str, Tensor]]:
     return transformers.LlamaForCausalLM(config), {"input_ids": torch.randint(2, 32, (2, 6))}
 
 
-@pytest.mark.parametrize("make", [t5, llama])
+@pytest.mark.parametrize("make", thinned([llama, t5]))
 def test_a_stock_model_needs_at_most_the_nodes_of_the_plain_exporter(make: Callable[[], Any]) -> None:
     pytest.importorskip("transformers")
     torch.manual_seed(0)

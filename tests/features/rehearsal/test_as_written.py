@@ -1,9 +1,8 @@
 """The step as written: its own regions, scalers and calls, and a finding with its line for each call that does not fit."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import pytest
 import torch
@@ -22,26 +21,24 @@ from tests.features.rehearsal import steps_by_calls, steps_by_factor, steps_by_h
 from tests.features.rehearsal.cases import classes, mlp
 from tests.features.rehearsal.stepping import RIGHT, STEPS, WRONG, Loop, Step, marked_line, run_as_written
 from tests.support.refusing import refused
+from tests.support.thinned import thinned
 
 STEP_FILES = steps_by_calls, steps_by_hand, steps_by_factor, steps_in_the_wild  # whose import fills WRONG and RIGHT
 
 FIRST_OF_KIND = {kind: name for name, (kind, _) in reversed(WRONG.items())}.values()
-EVERY_THIRD = [*RIGHT][::3]
 
 
-def with_slow(names: Iterable[str], quick: Collection[str]) -> list[Any]:
-    """The names as parameters; those that are not quick run with the slow tests: each run starts a dozen processes."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", with_slow(WRONG, FIRST_OF_KIND))
+# Each run starts a dozen processes: one of each kind is quick, the others are slow.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FIRST_OF_KIND else pytest.mark.slow) for name in WRONG]
+)
 def test_a_wrong_step_is_reported_with_its_line(name: str) -> None:
     kind, function = WRONG[name]
     run = run_as_written(function, half="fp16" in kind)
     assert {(each.kind, each.line) for each in run.findings} == {(kind, marked_line(function))}
 
 
-@pytest.mark.parametrize("name", with_slow(RIGHT, EVERY_THIRD))
+@pytest.mark.parametrize("name", thinned(RIGHT))
 def test_a_right_step_is_not_reported(name: str) -> None:
     run = run_as_written(RIGHT[name])
     assert (run.findings, run.failure) == ([], None)

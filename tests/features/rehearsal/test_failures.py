@@ -19,6 +19,7 @@ from tests.features.rehearsal import failures
 from tests.features.rehearsal.cases import classes, mlp
 from tests.features.rehearsal.failures import IN_FP32, NAN_LOSS, OF_STATE, TOO_GOOD, Failure
 from tests.support.refusing import refused
+from tests.support.thinned import thinned
 
 RECIPES = {
     "fp32": FP32,
@@ -50,7 +51,7 @@ def assert_blamed(bad: NonFiniteStep, one: Failure) -> None:
     assert f"({marked_line(one)})" in bad.where, bad
 
 
-@pytest.mark.parametrize("name", NAN_LOSS)
+@pytest.mark.parametrize("name", thinned(NAN_LOSS))
 def test_a_nan_loss_with_finite_gradients_names_its_operation(name: str) -> None:
     one = NAN_LOSS[name]
     run = run_failure(one, one.recipe)
@@ -59,7 +60,7 @@ def test_a_nan_loss_with_finite_gradients_names_its_operation(name: str) -> None
         assert_blamed(bad, one)
 
 
-@pytest.mark.parametrize("name", IN_FP32)
+@pytest.mark.parametrize("name", thinned(IN_FP32))
 def test_a_step_that_fails_in_fp32_too_names_its_operation(name: str) -> None:
     one = IN_FP32[name]
     run = run_failure(one, "fp32")
@@ -72,7 +73,7 @@ def test_a_step_that_fails_in_low_precision_and_in_fp32_says_so() -> None:
     assert bad.where == f"div ({marked_line(one)}), in FP32 at the same weights too"
 
 
-@pytest.mark.parametrize("name", OF_STATE)
+@pytest.mark.parametrize("name", thinned(OF_STATE))
 def test_state_that_the_failing_step_changes_is_that_before_the_step(name: str) -> None:
     one = OF_STATE[name]
     run = run_failure(one, one.recipe)
@@ -103,7 +104,7 @@ def test_a_loss_that_is_not_finite_in_fp32_is_a_problem_of_fp32() -> None:
     assert "first appears at div (failures.py:" in problem.text
 
 
-@pytest.mark.parametrize("name", TOO_GOOD)
+@pytest.mark.parametrize("name", thinned(TOO_GOOD))
 def test_a_loss_that_differs_from_that_of_fp32_names_its_operation(name: str) -> None:
     one = TOO_GOOD[name]
     origin = run_failure(one, one.recipe).loss_origin

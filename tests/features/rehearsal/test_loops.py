@@ -19,6 +19,7 @@ from auditor.errors import LoadError
 from auditor.features.rehearsal.loops import LightningStep, TrainerStep
 from tests.features.rehearsal.cases import classes, mlp
 from tests.support.refusing import refused
+from tests.support.thinned import thinned
 
 
 class Classifier(nn.Module):
@@ -76,7 +77,7 @@ def by_hand(steps: int, decays: bool) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("form", ["one", "list", "pair", "epochs", "dict", "dicts", "manual", "manual epochs"])
+@pytest.mark.parametrize("form", thinned(["one", "list", "pair", "epochs", "dict", "dicts", "manual", "manual epochs"]))
 def test_a_lightning_module_is_rehearsed_as_a_loop_by_hand(form: str) -> None:
     of_hand = {"manual": "one", "manual epochs": "epochs"}
     module = Classifier(of_hand.get(form, form), manual=form in of_hand)
@@ -132,7 +133,7 @@ LIGHTNING: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LIGHTNING)
+@pytest.mark.parametrize("name", thinned(LIGHTNING, 2))
 def test_the_arguments_of_lightnings_trainer_are_the_step_as_written(name: str) -> None:
     arguments, by_hand_ = LIGHTNING[name]
     run = auditor.rehearse((Classifier("one"), arguments), steps=4, remedies=False).runs["as_written"]
@@ -400,11 +401,13 @@ def test_a_loop_that_cannot_be_prepared_is_refused_in_one_line() -> None:
 
 @pytest.mark.parametrize(
     ("target", "library", "title"),
-    [
-        ("lightning_module.py:Classifier", "lightning", "as written: FP16 under autocast, GradScaler"),
-        ("transformers_trainer.py:trainer", "transformers", "as written: BF16 under autocast"),
-        ("accelerate_loop.py", "accelerate", "as written: BF16 under autocast"),
-    ],
+    thinned(
+        [
+            ("accelerate_loop.py", "accelerate", "as written: BF16 under autocast"),
+            ("lightning_module.py:Classifier", "lightning", "as written: FP16 under autocast, GradScaler"),
+            ("transformers_trainer.py:trainer", "transformers", "as written: BF16 under autocast"),
+        ]
+    ),
 )
 def test_the_examples_are_rehearsed(target: str, library: str, title: str, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip(library)

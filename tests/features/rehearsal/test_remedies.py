@@ -12,6 +12,7 @@ from auditor.features.rehearsal.page import overview
 from auditor.features.rehearsal.result import REMEDIES, ROUNDINGS, Recipe, RecipeProblem, RecipeRun, Rehearsal, code_of
 from auditor.report.blocks import Item
 from tests.features.rehearsal.cases import CASES, classes, mlp, plain, rehearsed
+from tests.support.thinned import thinned
 
 
 @pytest.mark.slow
@@ -106,15 +107,16 @@ def test_gradients_of_many_passes_are_summed_in_fp32() -> None:
 
 @pytest.mark.parametrize(
     ("factors", "kind", "scale"),
-    [
-        ([1e-11] * 12, "gradients-off", 2.0**24),  # times 65536, most gradients are below FP16's smallest number
-        (
-            [1.0] * 6 + [1e3] * 6,
-            "steps-skipped",
-            2.0**6,
-        ),  # six steps are skipped down to 2^10; a 16th of that is a margin
-        ([1e3] * 24, "loss-behind", 2.0**3),  # the first nine steps are skipped, and the others do not make up for them
-    ],
+    thinned(
+        [
+            # times 65536, most gradients are below FP16's smallest number
+            ([1e-11] * 12, "gradients-off", 2.0**24),
+            # six steps are skipped down to 2^10; a 16th of that is a margin
+            ([1.0] * 6 + [1e3] * 6, "steps-skipped", 2.0**6),
+            # the first nine steps are skipped, and the others do not make up for them
+            ([1e3] * 24, "loss-behind", 2.0**3),
+        ]
+    ),
     ids=["underflow", "overflow", "late start"],
 )
 def test_another_loss_scale_is_tried_where_the_first_one_does_not_fit(

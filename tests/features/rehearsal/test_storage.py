@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import auditor
 from auditor.emulation.emulate import emulate
 from tests.features.rehearsal.cases import classes
+from tests.support.thinned import thinned
 
 Step = Callable[[Any, Any], Any]
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -173,7 +174,7 @@ CASES: dict[str, Callable[[], tuple[str, Step]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES))
 def test_a_frozen_part_in_low_precision_is_rehearsed_as_by_hand(name: str) -> None:
     torch.manual_seed(0)
     recipe, step = CASES[name]()

@@ -18,11 +18,8 @@ from tests.features.watch.plants import PLANTS, classes, lines_of
 
 QUICK = (
     "a_counter_in_a_buffer",
-    "attention_scores_in_fp16",
     "bf16_weights_that_no_longer_change",
     "clipping_before_unscaling",
-    "the_second_of_two_optimizers",
-    "where_that_hides_a_division",
 )
 
 

@@ -11,6 +11,7 @@ from auditor.records import Audit
 from auditor.report.findings import causes
 from auditor.report.view import ReportView
 from auditor.reporters import html, text
+from tests.support.thinned import thinned
 
 
 class Blocks(nn.Module):
@@ -78,7 +79,7 @@ class Gather(nn.Module):
         return (direction.sin() * direction.cos()).tanh()
 
 
-@pytest.mark.parametrize("width", [8, 64])
+@pytest.mark.parametrize("width", thinned([8, 64]))
 def test_a_plan_that_gains_little_names_the_repair_first(width: int) -> None:
     """Without the repair, a narrow last layer saves nothing in low precision, and a wider one little."""
     little = audit_of(nn.Sequential(Gather(), nn.Linear(256, width)), X)
