@@ -1,7 +1,7 @@
 """The features: what an audit can do beside its plans, and further commands, a folder each.
 
 A folder has everything that one capability needs: `stage.py` with FEATURE, a subclass of Feature; `report.py` with PAGE,
-a Page; `command.py` with VERBS of the command line. Each is optional. Nothing else in the package knows a feature by its
+a Page; `command.py` with VERBS of the command line; `facade.py` with what Python users hold. Each is optional. Nothing else in the package knows a feature by its
 name, so that a feature is deleted with its folder and its line below.
 """
 

@@ -39,5 +39,5 @@ def test_the_document_holds_these_numbers(root: Path) -> None:
     rows = [line for line in table(result(), RULES).splitlines() if line.startswith("| ")]
     text = (root / "benchmarks" / "results" / "agreement.md").read_text(encoding="utf-8")
     assert [row for row in rows if row not in text] == [], (
-        "run `python -m benchmarks.agreement > benchmarks/results/agreement.md`"
+        "run `PYTHONPATH=tests/stubs python -m benchmarks.agreement > benchmarks/results/agreement.md`"
     )
