@@ -124,11 +124,21 @@ def _batches_in_file(path: Path, model: nn.Module) -> tuple[Batch, ...]:
         raise LoadError(f"the inputs file {path} does not exist: check --inputs", slug="missing-inputs")
     with convert_errors(slug="bad-weights"):
         if path.suffix in (LINES, ROWS):
-            return as_batches(tokenize(model, read_texts(path)), path.name)
+            return as_batches(_tokens_of_file(path, model), path.name)
         value: Any = _read_arrays(path) if path.suffix == ".npz" else read_tensors(path)
     if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
         return (bind_named(model, value, path.name),)
     return as_batches(value, path.name)
+
+
+def _tokens_of_file(path: Path, model: nn.Module) -> Any:
+    """The tokens of the texts or chats in a file. Raises: LoadError(slug="bad-inputs"), also for rows without them."""
+    rows = read_texts(path)
+    tokens = tokenize(model, rows)
+    if tokens is rows:
+        message = f"{path.name} has rows without a text: write strings, or objects with `messages`, `prompt` or `text`"
+        raise LoadError(message, slug="bad-inputs")
+    return tokens
 
 
 def _read_arrays(path: Path) -> dict[str, Tensor]:

@@ -27,9 +27,18 @@ Chat = list[Mapping[str, Any]]
 
 
 def read_texts(path: Path) -> list[Any]:
-    """The texts and chats of a `.txt` or `.jsonl` file. Raises: LoadError(slug="bad-inputs") for a line that is no JSON."""
-    lines = [(number, line) for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)]
-    lines = [(number, line) for number, line in lines if line.strip()]
+    """The texts and chats of a `.txt` or `.jsonl` file.
+
+    Raises: LoadError(slug="bad-inputs") for a line that is no JSON, for a file without lines, and for one that is no UTF-8.
+    """
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{path.name} is no UTF-8 text ({error}): save it as UTF-8", slug="bad-inputs") from error
+    # not `splitlines`, which also splits at separators that a JSON string may contain
+    lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise LoadError(f"{path.name} has no text: write one text per line", slug="bad-inputs")
     if path.suffix == LINES:
         return [line for _, line in lines]
     result = []
@@ -57,7 +66,10 @@ def tokenize(model: Any, value: Any) -> Any:
         return value
     if is_sentence_model(model) and all(isinstance(row, str) for row in rows):
         return features_of(model, rows)
-    where = str(getattr(model, "name_or_path", ""))
+    where = str(getattr(model, "name_or_path", "") or "")
+    if not where:
+        problem = "text inputs need a tokenizer, and the model was loaded from no folder that has one: load the model with from_pretrained, or give token ids"
+        raise LoadError(problem, "bad-inputs")
     try:
         transformers: Any = importlib.import_module("transformers")
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side="left", local_files_only=True)

@@ -266,7 +266,10 @@ def stored_cache(
 def stored_caches(
     decoding: Decoding, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around
 ) -> tuple[StoredCache, ...]:
-    """The FP32 model with its cache in each format of STORED; () if the model has no cache."""
+    """The FP32 model with its cache in each format of STORED; () if the model has no cache, or if no text has a second token:
+    the first token depends on the prompt alone, not on the cache."""
+    if not any(bool(one.counts[:, 1:].any()) for one in batches):
+        return ()
     result = []
     for stored in STORED:
         cache = stored_cache(decoding, model, batches, around, stored)

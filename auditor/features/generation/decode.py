@@ -18,7 +18,7 @@ from ...isolation.process import disable_compilers, disable_fused_path
 from ...isolation.run_model import Around
 from ...records import Batch
 
-MASKS = ("attention_mask", "decoder_attention_mask")
+DECODER_MASK = "decoder_attention_mask"
 LEAST = 2
 """Minimum tokens of a prompt: a single token does not test the attention to earlier tokens."""
 
@@ -40,6 +40,7 @@ class Prompts:
     """One batch of prompts. ids, mask: [prompts, tokens], shorter prompts padded on the left.
 
     kind: the way in which the model decodes. rest: an encoder's inputs, by name. ends: ids of end-of-text tokens.
+    A decoder gets the mask only if a prompt is padded.
     """
 
     kind: Literal["step", "causal", "encoder-decoder"]
@@ -57,7 +58,7 @@ class Prompts:
         given: dict[str, Any] = {"logits_to_keep": steps, "use_cache": False}
         if self.kind == "causal":
             return (), _accepted_arguments(model, {"input_ids": ids, **_places(mask, ids.shape[1]), **given})
-        return (), _accepted_arguments(model, {**self.rest, "decoder_input_ids": ids, **given})
+        return (), _accepted_arguments(model, {**self.rest, "decoder_input_ids": ids, **given, **_decoder_mask(mask)})
 
 
 def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
@@ -90,20 +91,44 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
 def _decoder_prompts(model: nn.Module, given: dict[str, Any]) -> Prompts:
     """The prompts of a decoder, by default its start token, with the inputs of the encoder."""
     ids = given.pop("decoder_input_ids", None)
-    if ids is None:
-        first = next(x for x in given.values() if isinstance(x, torch.Tensor))
-        start: Any = model.config.decoder_start_token_id  # type: ignore[union-attr]
+    mask = given.pop(DECODER_MASK, None)
+    given.pop("labels", None)  # a loss needs as many of them as tokens
+    first = next((x for x in given.values() if isinstance(x, torch.Tensor)), None)
+    if ids is None and first is not None:
+        start = _token_of(model, "decoder_start_token_id")
+        if start is None:
+            raise cannot_generate(
+                f"the config of {type(model).__name__} has no decoder_start_token_id: set it, or give decoder_input_ids"
+            )
         ids = torch.full((first.shape[0], 1), int(start), device=first.device)
-    return Prompts("encoder-decoder", _check_ids(model, ids), torch.ones_like(ids), given, _ends(model))
+    ids, mask = _padded_left(_check_ids(model, ids), mask)
+    return Prompts("encoder-decoder", ids, mask, given, _ends(model))
 
 
 def _causal_prompts(model: nn.Module, given: Mapping[str, Any]) -> Prompts:
     """The prompts of a language model, with their padding at the left."""
-    ids = _check_ids(model, given.get("input_ids"))
-    mask = given.get("attention_mask")
-    mask = torch.ones_like(ids) if mask is None else mask.to(ids)
+    for name, value in given.items():
+        is_content = isinstance(value, torch.Tensor) and value.is_floating_point() and name != "attention_mask"
+        if is_content or (name in CACHES and value is not None):
+            raise cannot_generate(
+                f"{type(model).__name__} generates from token ids alone, and the inputs contain {name}: give input_ids "
+                "and attention_mask only"
+            )
+    ids, mask = _padded_left(_check_ids(model, given.get("input_ids")), given.get("attention_mask"))
+    return Prompts("causal", ids, mask, ends=_ends(model))
+
+
+def _padded_left(ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and their mask, both [prompts, tokens], with the padding moved to the left. mask: None without padding."""
+    if mask is None:
+        return ids, torch.ones_like(ids)
+    if mask.shape != ids.shape:
+        raise cannot_generate(
+            f"the mask has the shape {list(mask.shape)}, and the prompts {list(ids.shape)}: give a mask [prompts, tokens]"
+        )
+    mask = mask.to(ids)
     tokens_last = mask.bool().to(torch.int8).argsort(dim=1, stable=True)
-    return Prompts("causal", ids.gather(1, tokens_last), mask.gather(1, tokens_last), ends=_ends(model))
+    return ids.gather(1, tokens_last), mask.gather(1, tokens_last)
 
 
 def _cache_argument(model: nn.Module) -> str | None:
@@ -112,9 +137,19 @@ def _cache_argument(model: nn.Module) -> str | None:
     return next((name for name in CACHES if name in names), None)
 
 
-def _cache_of(result: Any) -> Any:
-    """The cache in the result of a model of transformers."""
-    return next(result[name] for name in CACHES if name in result)
+def _results_of(model: nn.Module, result: Any) -> tuple[torch.Tensor, Any]:
+    """The last token's logits [prompts, vocabulary], and the cache, in the result of a model of transformers.
+
+    Raises: LoadError(slug="cannot-generate") if one of them is missing.
+    """
+    logits = getattr(result, "logits", None)
+    cache = next((result[name] for name in CACHES if name in result), None)
+    if logits is None or logits.dim() != 3 or cache is None:
+        raise cannot_generate(
+            f"{type(model).__name__} returns no logits [prompts, tokens, vocabulary] with a cache: give a model that "
+            "predicts the next token, such as one from AutoModelForCausalLM, with return_dict=True in its config"
+        )
+    return logits[:, -1], cache
 
 
 def _check_ids(model: nn.Module, ids: Any) -> torch.Tensor:
@@ -126,17 +161,30 @@ def _check_ids(model: nn.Module, ids: Any) -> torch.Tensor:
     )
 
 
-def _ends(model: Any) -> tuple[int, ...]:
+def _token_of(model: Any, name: str) -> Any:
+    """The id, or ids, of a special token in the model's generation config or config; None without."""
     for holder in (getattr(model, "generation_config", None), getattr(model, "config", None)):
-        given = getattr(holder, "eos_token_id", None)
+        given = getattr(holder, name, None)
         if given is not None:
-            return tuple(given) if isinstance(given, list | tuple) else (int(given),)
-    return ()
+            return given
+    return None
+
+
+def _ends(model: Any) -> tuple[int, ...]:
+    given = _token_of(model, "eos_token_id")
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, list | tuple) else (int(given),)
 
 
 def _places(mask: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
     """The attention mask, and the positions of each text's last `count` tokens, without padding."""
     return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)[:, -count:]}
+
+
+def _decoder_mask(mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A decoder's mask, as an argument of forward; nothing without padding."""
+    return {} if bool(mask.all()) else {DECODER_MASK: mask}
 
 
 def _accepted_arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,15 +227,17 @@ def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.T
     if prompts.kind == "causal":
         given |= {"input_ids": fed, cache: state, **_places(mask, fed.shape[1])}
         result = model(**_accepted_arguments(model, given))
-        return result.logits[:, -1], _cache_of(result)
-    given["decoder_input_ids"] = fed
+        return _results_of(model, result)
+    given |= {"decoder_input_ids": fed, **_decoder_mask(mask)}
     if state is None:
         result = model(**_accepted_arguments(model, {**prompts.rest, **given}))
-        return result.logits[:, -1], (_cache_of(result), result.encoder_last_hidden_state)
+        logits, past = _results_of(model, result)
+        return logits, (past, result.encoder_last_hidden_state)
     past, encoded = state
-    read = {name: x for name, x in prompts.rest.items() if name in MASKS}
+    read = {name: x for name, x in prompts.rest.items() if name == "attention_mask"}
     result = model(**_accepted_arguments(model, {**read, **given, cache: past, "encoder_outputs": (encoded,)}))
-    return result.logits[:, -1], (_cache_of(result), encoded)
+    logits, past = _results_of(model, result)
+    return logits, (past, encoded)
 
 
 def decode(

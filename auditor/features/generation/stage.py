@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from ...capture.paths import reach
 from ...criteria import Criterion, criteria_of
 from ...criteria.margins import Margins, margins_of
 from ...criteria.measure import Criteria, names_of
-from ...errors import let_through
+from ...errors import AuditorError, describe, let_through
 from ...execution.execute import Executor
 from ...execution.policy import choice_from_scopes
 from ...isolation.outputs import NamedTensors, tensor_outputs
@@ -39,7 +39,7 @@ from ...stages import Stages
 from ...verify.running import ModelRuns, failure_of
 from ..feature import Feature, Followed
 from .compare import Decoding, ReferenceTokens, expected_flips, figures, recommend_cache, scaled_caches, stored_caches
-from .decode import cannot_generate, prompts_of
+from .decode import Prompts, cannot_generate, prompts_of
 from .layers import plan_cache
 
 
@@ -146,7 +146,8 @@ def generate_reference(
         tokens = list[ReferenceTokens]()
         for index, prompt in enumerate(prompts):
             file = Path(folder.name, f"{name}{index}.pt")
-            tokens.append(decoding.reference(model, prompt, file, nullcontext))
+            with _explain_failure(subject.name, prompt, decoding.steps):
+                tokens.append(decoding.reference(model, prompt, file, nullcontext))
         return tokens
 
     def with_tokens(generated: Sequence[ReferenceTokens]) -> tuple[Batch, ...]:
@@ -174,6 +175,21 @@ def generate_reference(
             limits.append(criterion)
     reference = GenerationReference(folder, decoding, batches, held_out, caches, scaled, tuple(limits))
     return subject, options, reference
+
+
+@contextmanager
+def _explain_failure(name: str, prompts: Prompts, steps: int) -> Iterator[None]:
+    """Raise an error of the model in the body, which decodes in FP32, as LoadError(slug="cannot-generate")."""
+    try:
+        yield
+    except Exception as error:
+        let_through(error)
+        if isinstance(error, AuditorError):
+            raise
+        raise cannot_generate(
+            f"{name} raised {describe(error)} in FP32, while it continued prompts of {prompts.ids.shape[1]} tokens by {steps}: "
+            "if the model has fewer positions, give shorter prompts or a smaller number of tokens"
+        ) from error
 
 
 def _name_of_logits(subject: Subject, outputs: NamedTensors, generated: ReferenceTokens) -> str:

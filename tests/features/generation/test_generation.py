@@ -24,6 +24,7 @@ from auditor.features.generation.compare import (
     expected_flips,
     figures,
     recommend_cache,
+    stored_caches,
 )
 from auditor.features.generation.decode import Prompts, prompts_of
 from auditor.features.generation.stage import parts_of
@@ -169,6 +170,21 @@ def test_nothing_counts_behind_the_end_of_a_text(tmp_path: Path) -> None:
     assert counts[2].tolist() == [step <= first for step in range(10)]
 
 
+def gpt2(kind: str = "LMHeadModel", **own: int) -> nn.Module:
+    """A model with 14 positions."""
+    config = transformers.GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=1, n_head=2, n_positions=14, **own)
+    config.bos_token_id = config.eos_token_id = None
+    return seeded(lambda: getattr(transformers, f"GPT2{kind}")(config))
+
+
+classifier = partial(gpt2, "ForSequenceClassification", pad_token_id=0)
+
+
+def encoder() -> nn.Module:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return seeded(lambda: transformers.BertLMHeadModel(transformers.BertConfig(vocab_size=WORDS, **sizes)))
+
+
 def plain() -> nn.Module:
     return Model(lambda m, x: m.linear(x), linear=nn.Linear(4, 4))
 
@@ -188,11 +204,61 @@ def stepping(step: Callable[..., Any]) -> nn.Module:
         (plain, (torch.ones(2, 4),), "no step"),
         (llama, {"input_ids": IDS[:, :1]}, "fewer than 2 tokens"),
         (Steps, (torch.ones(2, dtype=torch.long),), "contain no prompts"),
+        (
+            llama,
+            {"input_ids": IDS, "attention_mask": torch.ones(8, 1, 12, 12)},
+            "mask has the shape \\[8, 1, 12, 12\\]",
+        ),
+        (llama, {"input_ids": IDS, "past_key_values": transformers.DynamicCache()}, "contain past_key_values"),
+        (lambda: llama().model, {"input_ids": IDS}, "LlamaModel returns no logits"),
+        (classifier, {"input_ids": IDS}, "GPT2ForSequenceClassification returns no logits"),
+        (encoder, {"input_ids": IDS}, "BertLMHeadModel returns no logits"),
+        (
+            gpt2,
+            {"input_ids": IDS},
+            "GPT2LMHeadModel raised IndexError: .* prompts of 12 tokens by 4: .* fewer positions",
+        ),
     ],
 )
 def test_what_cannot_be_continued_is_said_in_one_line(make, given, said) -> None:
     with refused(AuditorError, "cannot-generate", match=said):
         auditor.audit(make().eval(), given, generate=4)
+
+
+def test_a_decoder_reads_its_prompts_behind_their_padding_and_no_labels(tmp_path: Path) -> None:
+    """The mask of the prompts grows with the tokens; labels are for a loss. Each prompt alone is continued alike."""
+    model, mask = t5(), torch.ones(8, 4, dtype=torch.long)
+    mask[3, 2:] = mask[5, :1] = 0
+    prompts = {"decoder_input_ids": IDS[:, :4], "decoder_attention_mask": mask, "labels": IDS[:, :4]}
+    found = tokens_of(model, ENCODED | prompts, tmp_path)
+    assert found.tokens.shape == (8, 10)
+    for row, kept in enumerate(mask.bool()):
+        given = {name: x[row : row + 1] for name, x in ENCODED.items()}
+        alone = tokens_of(model, given | {"decoder_input_ids": IDS[row : row + 1, :4][:, kept]}, tmp_path)
+        assert found.tokens[row].tolist() == alone.tokens[0].tolist()
+    again = tokens_of(model, ENCODED | prompts, tmp_path)
+    for compared in Decoding(10, 0.0, 0).compare(model, [again], nullcontext).values():
+        assert float(compared[0][0].mean()) < 1e-9
+
+
+def test_a_decoder_without_a_start_token_needs_prompts() -> None:
+    model = t5()
+    model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = None
+    with refused(AuditorError, "cannot-generate", match="no decoder_start_token_id"):
+        prompts_of(model, ((), ENCODED))
+    assert prompts_of(model, ((), ENCODED | {"decoder_input_ids": IDS})).ids.shape == IDS.shape
+
+
+def test_a_cache_that_no_token_reads_is_not_judged(tmp_path: Path) -> None:
+    """One token comes from the prompt alone; a text that ends at its first token has no other."""
+    model, decoding = llama(), Decoding(1, 0.0, 0)
+    prompts = prompts_of(model, ((), {"input_ids": IDS}))
+    one = decoding.reference(model, prompts, tmp_path / "logits.pt", nullcontext)
+    assert stored_caches(decoding, model, [one], nullcontext) == ()
+    model.generation_config.eos_token_id = one.tokens.unique().tolist()
+    ended = tokens_of(model, {"input_ids": IDS}, tmp_path)
+    assert int(ended.counts.sum()) == len(IDS)
+    assert stored_caches(Decoding(10, 0.0, 0), model, [ended], nullcontext) == ()
 
 
 @pytest.mark.parametrize("strategies", [["autocast", "cast"], ["cast"]])

@@ -89,6 +89,12 @@ def test_a_text_that_forward_takes_stays_and_so_do_tensors(tmp_path: Path) -> No
 def test_what_cannot_be_formatted_says_why(tmp_path: Path) -> None:
     with refused(LoadError, "bad-inputs", match="need a tokenizer in the folder"):
         tokenize(Reads(tmp_path / "none"), "hi")
+    homeless = Reads(tmp_path)
+    homeless.name_or_path = ""
+    with refused(
+        LoadError, "bad-inputs", match="loaded from no folder that has one: load the model with from_pretrained"
+    ):
+        tokenize(homeless, "hi")
     write_tokenizer(tmp_path, None)
     with refused(LoadError, "bad-inputs", match="has no chat template: give texts"):
         tokenize(Reads(tmp_path), CHAT)
@@ -108,6 +114,31 @@ def test_files_of_chats_and_texts(tmp_path: Path) -> None:
     path.write_text('"hi"\nnot JSON\n', encoding="utf-8")
     with refused(LoadError, "bad-inputs", match="line 2 of chats.jsonl is no JSON"):
         from_argument(str(path), Reads(tmp_path), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("prompts.txt", "hi caf\xe9".encode("latin-1"), "prompts.txt is no UTF-8 text .* save it as UTF-8"),
+        ("prompts.txt", b" \n\n", "prompts.txt has no text"),
+        ("rows.jsonl", b'{"words": "hi"}', "rows.jsonl has rows without a text"),
+        ("rows.jsonl", b"[3, 4]", "rows.jsonl has rows without a text"),
+    ],
+)
+def test_a_file_without_readable_texts_says_what_to_write(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with refused(LoadError, "bad-inputs", match=said):
+        from_argument(str(path), Reads(tmp_path), 0)
+
+
+def test_only_line_ends_separate_texts_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    """JSON strings may contain the separators U+2028 and U+0085."""
+    write_tokenizer(tmp_path)
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('\ufeff"hi\u2028there"\r\n"you\x85hi"\n'.encode())
+    (((), given),) = from_argument(str(path), Reads(tmp_path), 0).batches
+    assert given["input_ids"].tolist() == [[3, 4], [5, 3]]
 
 
 FILE = """
