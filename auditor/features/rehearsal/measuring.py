@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from ...numerics.entries import dense
@@ -37,7 +36,7 @@ class Update:
     second_moment: torch.Tensor | None
 
     @classmethod
-    def begin(cls, optimizer: Optimizer, group: Mapping[str, Any], p: nn.Parameter) -> Update:
+    def begin(cls, optimizer: Optimizer, group: Mapping[str, Any], p: torch.Tensor) -> Update:
         """Save a parameter's values before its update."""
         scale = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which unscales itself
         assert p.grad is not None
@@ -75,7 +74,7 @@ def _error(exact: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tens
     return gradient_error(exact, gradients) / of_two
 
 
-def record_update(series: ParameterSeries, p: nn.Parameter, update: Update, in_fp32: bool) -> None:
+def record_update(series: ParameterSeries, p: torch.Tensor, update: Update, in_fp32: bool) -> None:
     """Record what an update changed, see ParameterSeries. Lost updates are undefined if a remedy updates weights in
     FP32 (`in_fp32`), since the stored weight then does not show single updates."""
     gradient, moment = update.gradient, update.second_moment
@@ -116,7 +115,7 @@ def in_fp32(run: RecipeRun) -> bool:
     return not {*run.recipe.remedies}.isdisjoint(ROUNDINGS)
 
 
-def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> Any:
+def _second_moment(optimizer: Optimizer, p: torch.Tensor) -> Any:
     """A copy of a parameter's second moment in the optimizer; None if there is none."""
     state = optimizer.state.get(p, {})
     return next((state[name].clone() for name in ("exp_avg_sq", "square_avg") if name in state), None)

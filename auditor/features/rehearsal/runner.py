@@ -66,13 +66,13 @@ class StepRunner:
         self.scalers = list[GradScaler]()
         self.own_regions, self.low_regions = False, set[torch.dtype]()
         self.recipe, self.result = FP32, RecipeRun(FP32)
-        self._parameters = dict[nn.Parameter, str]()  # names of the trained parameters
+        self._parameters = dict[torch.Tensor, str]()  # names of the trained parameters
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
         self._ranks = _Ranks()
         self._trace: Trace | None = None  # of a trial step
         self._loss_factor = 1.0  # of a trial step, on each loss
         # Gradients, with their versions, after the last `step` with a closure.
-        self._seen = dict[nn.Parameter, tuple[torch.Tensor, int]]()
+        self._seen = dict[torch.Tensor, tuple[torch.Tensor, int]]()
         self._casts: OwnCasts | None = None  # of the last step, if the user's step casts to FP16 or BF16 itself
 
         # Of one step:
@@ -83,7 +83,7 @@ class StepRunner:
         self._batch: Any = None
         self._used = set[int]()  # ids of the called optimizers and modules
         self._sampled = False  # whether the step is measured
-        self._updates = dict[nn.Parameter, Update]()
+        self._updates = dict[torch.Tensor, Update]()
 
     def _prepare(self, recipe: Recipe) -> None:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
@@ -396,6 +396,6 @@ def _in_autocast() -> bool:
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
-def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    """The parameters of all groups of an optimizer, in order."""
-    return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, nn.Parameter)]
+def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The parameters of all groups of an optimizer, in order; plain tensors with gradients among them."""
+    return [p for group in optimizer.param_groups for p in group["params"]]

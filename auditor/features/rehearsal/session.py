@@ -108,7 +108,8 @@ class Session(StepRunner):
         scalers = {id(one): one for one in every if isinstance(one, GradScaler)}
 
         # The steps until the first update run in a process of their own, and tell which of these objects they use.
-        every_trained = nn.ParameterList(p for one in self.optimizers.values() for p in parameters_of(one))
+        given = (p for one in self.optimizers.values() for p in parameters_of(one))
+        every_trained = nn.ParameterList(p for p in given if isinstance(p, nn.Parameter))
         low = [one for one in (*modules, every_trained) if stores_low(one)]
         self._storage = Storage(low, (), self._variables())
         self._casts = OwnCasts(Handler(), torch.float32)
@@ -138,9 +139,17 @@ class Session(StepRunner):
         self._storage = Storage((self.root, *self._called), trained, self._variables())
         named = ((p, path) for path, p in self.root.named_parameters() if p in trained and p.numel())
         self._parameters = {p: without_wrappers(path) for p, path in named}
+        self._parameters |= {p: name for name, p in self._bare_tensors() if p not in self._parameters}
         self._paths = {module: without_wrappers(path) for path, module in self.root.named_modules()}
         if any(p.device.type in NATIVE for p in trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
+
+    def _bare_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, trained tensor) of those that are no parameters, such as FP32 copies of a model's FP16 weights."""
+        for number, optimizer in enumerate(self.optimizers.values()):
+            for i, p in enumerate(parameters_of(optimizer)):
+                if not isinstance(p, nn.Parameter) and p.numel():
+                    yield f"{type(optimizer).__name__}{number}.{i}", p
 
     def _variables(self) -> list[torch.Tensor]:
         """The step's own variables in FP16 or BF16."""

@@ -158,7 +158,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(
         self,
-        parameters: Mapping[torch.nn.Parameter, str],
+        parameters: Mapping[torch.Tensor, str],
         optimizers: Iterable[Optimizer],
         scalers: Iterable[GradScaler],
         line: Callable[[], str],
@@ -168,9 +168,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trial = Trial(writes={name: [] for name in parameters.values()})
         self._parameters, self._optimizers, self._scalers = parameters, [*optimizers], scalers
         self._line, self._breaks = line, breaks
-        self._storages = dict[torch.nn.Parameter, int]()  # of gradients that are not divided by the scale yet
+        self._storages = dict[torch.Tensor, int]()  # of gradients that are not divided by the scale yet
         self._derived = dict[int, tuple[torch.Tensor, str, str]]()  # by storage: (tensor, line, operation)
-        self._weights = dict[torch.nn.Parameter, torch.Tensor]()  # before the first change by hand
+        self._weights = dict[torch.Tensor, torch.Tensor]()  # before the first change by hand
         self._emptied = dict[int, str]()  # {storage of a gradient: line that set it to zero}
         self._copies = dict[torch.Tensor, int]()  # {parameter that no optimizer has: storage of its gradient}
         self._count, self._hook, self._pass_line = 0, "", ""
@@ -258,7 +258,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._storages[p] = key
                 self._add(p, line, operation)
 
-    def _add(self, p: torch.nn.Parameter, line: str, operation: str, **about: Any) -> None:
+    def _add(self, p: torch.Tensor, line: str, operation: str, **about: Any) -> None:
         if p.grad is not None:
             norm = float(entries(p.grad).double().norm())
             self._count += 1

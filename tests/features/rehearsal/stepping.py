@@ -83,6 +83,9 @@ class Loop:
         self.scaler, self.scaler2 = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", init_scale=1024.0)
         self.copies = mlp(16, 8, 4).half()
         self.opt3 = torch.optim.SGD(self.copies.parameters(), lr=1e-5)
+        # plain tensors, which no module has
+        self.masters = [p.detach().float().requires_grad_() for p in self.copies.parameters()]
+        self.opt4 = torch.optim.SGD(self.masters, lr=0.1)
         self.lookahead, self.signs = Lookahead(self.opt), Signs(self.model.parameters())
         self.calls = 0
 

@@ -1,5 +1,6 @@
 """Steps that multiply their loss by a constant, without a GradScaler, and divide their gradients by it, right and wrong."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,10 +24,18 @@ def run_copies(s: Loop, x: Any, y: Any) -> tuple[nn.Module, list[nn.Parameter]]:
     return s.copies, [*s.model.parameters()]
 
 
-def copy_back(copies: nn.Module, masters: list[nn.Parameter]) -> None:
+def copy_back(copies: nn.Module, masters: Iterable[torch.Tensor]) -> None:
     with torch.no_grad():
         for p, master in zip(copies.parameters(), masters, strict=True):
             p.copy_(master)
+
+
+def update_masters(s: Loop, factor: float) -> None:
+    """Update the FP32 copies, which are in no module, by the gradients of the FP16 model."""
+    for p, master in zip(s.copies.parameters(), s.masters, strict=True):
+        master.grad = p.grad.float() / factor
+    s.opt4.step()
+    copy_back(s.copies, s.masters)
 
 
 # Wrong steps; the finding is of the line with the mark "# <-".
@@ -176,6 +185,23 @@ def gradients_of_copies_never_set_to_zero(s: Loop, x: Any, y: Any) -> None:
     copy_back(s.copies, masters)
 
 
+@wrong("gradients-kept")
+def gradients_of_copies_pile_up_beside_bare_tensors(s: Loop, x: Any, y: Any) -> None:
+    s.opt4.zero_grad()
+    (nn.functional.cross_entropy(s.copies(x.half()).float(), y) * 256).backward()  # <-
+    update_masters(s, 256)
+
+
+@wrong("divided-by-another-factor")
+def gradients_of_bare_tensors_divided_by_another_factor(s: Loop, x: Any, y: Any) -> None:
+    s.copies.zero_grad()
+    (nn.functional.cross_entropy(s.copies(x.half()).float(), y) * 256).backward()
+    for p, master in zip(s.copies.parameters(), s.masters, strict=True):
+        master.grad = p.grad.float() / 128  # <-
+    s.opt4.step()
+    copy_back(s.copies, s.masters)
+
+
 # Right steps.
 
 
@@ -282,3 +308,10 @@ def gradients_of_copies_divided_by_the_factor(s: Loop, x: Any, y: Any) -> None:
         master.grad.mul_(1 / 1024)
     s.opt.step()
     copy_back(copies, masters)
+
+
+@right
+def bare_tensors_updated_by_gradients_of_the_copies(s: Loop, x: Any, y: Any) -> None:
+    s.copies.zero_grad()
+    (nn.functional.cross_entropy(s.copies(x.half()).float(), y) * 256).backward()
+    update_masters(s, 256)
