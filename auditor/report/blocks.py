@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import assert_never
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -191,6 +192,10 @@ def _parts(block: Block) -> Iterator[RenderableType]:
         case Item(head, notes, style):
             yield _text(head, style)
             yield from (Padding(_text(note, "muted"), (0, 0, 0, 4)) for note in notes)
+        case Fold() | Chart() | Columns():
+            return  # of HTML alone
+        case _:
+            assert_never(block)
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -237,6 +242,10 @@ def _markdown(block: Block) -> Iterator[str]:
             yield f"**{escape(label)}**\n\n```python\n{text.rstrip()}\n```"
         case Item(head, notes):
             yield "  \n  ".join((f"- {code(head)}", *map(escape, notes)))
+        case Fold() | Chart() | Columns():
+            return  # of HTML alone
+        case _:
+            assert_never(block)
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -141,10 +141,16 @@ class Decoding:
         """Compare one step, as [4, prompts]: KL divergence from FP32; 1 if the chosen token differs; 1 if the likeliest
         differs; change of the probability of FP32's token."""
         kl, _ = divergence(expected.double(), logits.double())
-        chosen = self._scores(step, logits).argmax(-1) != tokens
-        ours, theirs = (x.double().softmax(-1).gather(-1, tokens[:, None])[:, 0] for x in (expected, logits))
-        top = logits.argmax(-1) != expected.argmax(-1)
-        return torch.stack([kl, chosen.double(), top.double(), theirs - ours])
+        chosen_differs = self._scores(step, logits).argmax(-1) != tokens
+        likeliest_differs = logits.argmax(-1) != expected.argmax(-1)
+        change = _probability(logits, tokens) - _probability(expected, tokens)
+        return torch.stack([kl, chosen_differs.double(), likeliest_differs.double(), change])
+
+
+def _probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The probability of each prompt's token: [prompts], from logits [prompts, vocabulary] and tokens [prompts]."""
+    probabilities = logits.double().softmax(-1)
+    return probabilities.gather(-1, tokens[:, None])[:, 0]
 
 
 def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
@@ -239,9 +245,12 @@ class CacheRounding:
 
     def bytes_of(self, first: int) -> tuple[float, float]:
         """Cache bytes of a text that do not depend on its length, and bytes per token. first: length of the prompt."""
+        after_prompt = self.sizes[0]
         steps = len(self.sizes) - 1
-        each = (self.sizes[-1] - self.sizes[0]) / steps if steps else self.sizes[0] / max(first, 1)
-        return max(self.sizes[0] - first * each, 0.0), each
+        growth = self.sizes[-1] - after_prompt
+        per_token = growth / steps if steps else after_prompt / max(first, 1)
+        fixed = max(after_prompt - first * per_token, 0.0)
+        return fixed, per_token
 
 
 def stored_cache(

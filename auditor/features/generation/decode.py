@@ -54,11 +54,13 @@ class Prompts:
         ids = torch.cat([self.ids, tokens[:, :-1]], 1)
         if self.kind == "step":
             return (ids,), {}
-        mask, steps = torch.cat([self.mask, torch.ones_like(tokens[:, :-1])], 1), tokens.shape[1]
-        given: dict[str, Any] = {"logits_to_keep": steps, "use_cache": False}
+        mask = torch.cat([self.mask, torch.ones_like(tokens[:, :-1])], 1)
+        given: dict[str, Any] = {"logits_to_keep": tokens.shape[1], "use_cache": False}
         if self.kind == "causal":
-            return (), _accepted_arguments(model, {"input_ids": ids, **_places(mask, ids.shape[1]), **given})
-        return (), _accepted_arguments(model, {**self.rest, "decoder_input_ids": ids, **given, **_decoder_mask(mask)})
+            given |= {"input_ids": ids, **_places(mask, ids.shape[1])}
+        else:
+            given |= {**self.rest, "decoder_input_ids": ids, **_decoder_mask(mask)}
+        return (), _accepted_arguments(model, given)
 
 
 def prompts_of(model: nn.Module, batch: Batch) -> Prompts:

@@ -165,15 +165,20 @@ class StepRunner:
     def _reduce(self, before: dict[str, Any]) -> None:
         """Replace the gradients of a backward pass by their mean over all ranks; another rank records them instead.
         before: {parameter: its gradient before the pass}."""
-        recipe, parameters = self.result.recipe, {name: p for p, name in self._parameters.items() if p.grad is not None}
-        own = {
-            name: dense(p.grad.detach()) - before.get(name, 0.0) for name, p in parameters.items() if p.grad is not None
-        }
-        number = len(self._ranks.own)
+        recipe = self.result.recipe
+        parameters = dict[str, torch.Tensor]()
+        own = dict[str, torch.Tensor]()  # what this pass has added to the gradients
+        for p, name in self._parameters.items():
+            if p.grad is not None:
+                parameters[name] = p
+                own[name] = dense(p.grad.detach()) - before.get(name, 0.0)
+        number = len(self._ranks.own)  # of this pass in the step
         self._ranks.own.append({name: gradient.numpy() for name, gradient in own.items()})
         others = [gradients[number] for gradients in self._ranks.others if number < len(gradients)]
+        if not others:
+            return
         formats = ("fp32", "fp32") if self.recipe == FP32 else (recipe.format, recipe.summed)
-        for name, gradient in own.items() if others else ():
+        for name, gradient in own.items():
             every = [gradient, *(torch.as_tensor(each[name]) for each in others if name in each)]
             parameters[name].grad = before.get(name, 0.0) + mean_gradient(every, *formats)
 

@@ -497,18 +497,29 @@ def _of_write(first: _Difference, inner_line: str, scale: float, step: int) -> S
 
 def _first_difference(plain: Trial, scaled: Trial, name: str, scale: float) -> _Difference | None:
     """The first write of a gradient after which the two steps' norms are not in the ratio of the loss scales."""
-    one, other = plain.writes.get(name, []), scaled.writes.get(name, [])
-    for i, write in enumerate(other):
-        if i >= len(one) or one[i].line != write.line:
-            return None if write.operation == BACKWARD else _Difference(write)
-        if math.isfinite(write.norm) and one[i].norm and not _is_near(write.norm / one[i].norm, scale):
-            return _Difference(write, _factor(one, i), _factor(other, i), one[i].loss)
-    for before, write in zip(one, other, strict=False):  # a change of small entries keeps the norm
+    in_plain, in_scaled = plain.writes.get(name, []), scaled.writes.get(name, [])
+    for i, write in enumerate(in_scaled):
+        if i >= len(in_plain) or in_plain[i].line != write.line:
+            return _unless_backward(write)
+        before = in_plain[i]
+        if _have_a_ratio(before, write) and not _is_near(write.norm / before.norm, scale):
+            return _Difference(write, _factor(in_plain, i), _factor(in_scaled, i), before.loss)
+    for before, write in zip(in_plain, in_scaled, strict=False):  # a change of small entries keeps the norm
         unscaled = [x / scale for x in write.sketch]
-        if math.isfinite(write.norm) and before.norm and apart([*before.sketch], unscaled) > SAME:
+        if _have_a_ratio(before, write) and apart([*before.sketch], unscaled) > SAME:
             return _Difference(write, plain_loss=before.loss)
-    extra = one[len(other) :]
-    return _Difference(extra[0]) if extra and extra[0].operation != BACKWARD else None
+    only_in_plain = in_plain[len(in_scaled) :]
+    return _unless_backward(only_in_plain[0]) if only_in_plain else None
+
+
+def _have_a_ratio(plain: Write, scaled: Write) -> bool:
+    """Whether the ratio of two norms means something."""
+    return math.isfinite(scaled.norm) and plain.norm != 0
+
+
+def _unless_backward(write: Write) -> _Difference | None:
+    """The difference of a write that only one of two steps has; none for a backward pass, which does not change gradients."""
+    return None if write.operation == BACKWARD else _Difference(write)
 
 
 def _options_differ(plain: Trial, scaled: Trial) -> bool:
