@@ -33,6 +33,24 @@ def test_nothing_sticks_out_on_a_phone(page, reports, name):
     assert page.errors() == []
 
 
+OUTSIDE_OF_CHARTS = """
+[...document.querySelectorAll("figure.chart svg text.tick")].filter((e) => {
+  const [own, drawing] = [e.getBBox(), e.ownerSVGElement.viewBox.baseVal];
+  return own.width > 0 && (own.x < 0 || own.x + own.width > drawing.width);
+}).map((e) => e.textContent)
+"""
+
+
+def test_no_number_at_an_axis_is_cut_off(page, tmp_path):
+    """The last number stands at the right edge of the axes: here 1.8x."""
+    audit = make_audit(3)
+    plans = {name: replace(plan, predicted_speedup=1.65, timed=None) for name, plan in audit.plans.items()}
+    (tmp_path / "report.html").write_text(html(replace(audit, plans=plans)), encoding="utf-8")
+    page.open(tmp_path / "report.html", width=1280)
+    assert page.run("document.querySelector('#plans svg').textContent").count("1.8x") == 1
+    assert page.run(OUTSIDE_OF_CHARTS) == []
+
+
 @pytest.mark.parametrize("name", AUDITS)
 @pytest.mark.parametrize(("width", "tallest"), [(1280, 4_000), (390, 7_000)])
 def test_a_page_is_short_before_anything_is_opened(page, reports, name, width, tallest):
