@@ -45,12 +45,17 @@ def share(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     return differ / max(1, sum(x.numel() for x in ours))
 
 
+@pytest.fixture(scope="module")
+def full(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[torch.Tensor]]:
+    """The results with all instructions of this processor."""
+    return results(root, tmp_path_factory.mktemp("bits") / "full.pt", "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_emulated_results_have_the_same_bits_with_fewer_instructions(
-    root: Path, tmp_path: Path, capability: str
+    root: Path, tmp_path: Path, full: dict[str, list[torch.Tensor]], capability: str
 ) -> None:
-    full = results(root, tmp_path / "full.pt", "")
     fewer = results(root, tmp_path / "fewer.pt", capability)
     assert full.keys() == fewer.keys()
     assert len(full) > 900

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from ...capture.places import from_repository
 from ...errors import AuditorError
-from ...records import Audit, Change, Finding, Fix, FixedText, Fixes, Span
-from ...rulebook.inputs import INPUT_OP
+from ...records import Audit, Fixes, Span
 from ...rulebook.load import load_rules
 from ...rulebook.rule import Rule
 from ...settings import Settings
 from .algebra import Rewriter, is_display
 from .candidates import SAFE, Candidate, Proposer
+from .describe import Accepted, Describer, edits_of, problems_of_inputs
+from .judge import GAIN, Judge, moved
 from .places import Sources, Spot, promotions, raised_spots, spots_of
 from .records import Baseline, Run, Standing, Trial
-from .source import Edit, Edits, Source, clash, edited_texts, expression_before, unified_diff
+from .source import Edits, Source, clash, edited_texts, expression_before, unified_diff
 from .worker import standing_of
 from .workshop import Workshop, open_workshop
 
@@ -42,29 +40,8 @@ FOLLOWED = 6
 """Maximum number of conversions tried where a candidate itself made a run raise."""
 SECONDS = 900.0
 """Seconds after which no new trial starts."""
-
-GAIN, FASTER = 0.2, 1.01
-"""A candidate must lower the penalty of the runs by this; and accepted edits must speed the recommended plan up by it."""
-STEP = 0.05
-"""Penalties that differ by less are equal: the faster source is better."""
-RAISED = 4.0
-"""Penalty of a run that raises; errors cost at most 3, the logarithm of their size relative to the tolerated error."""
-MARGIN = 0.8
-"""Part of the error budget that a run may use without a penalty."""
-SLACK, ROUNDING = 2.0, 1e-6
-"""An edited source's distance from the reference in FP32 may be this multiple of the original's, plus this much."""
-LOOSE = 1e-5
-"""The largest distance from FP32's own outputs, for a model that does not run in FP64."""
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A candidate that lowered the penalty, with the trial before and after it."""
-
-    spot: Spot
-    candidate: Candidate
-    before: Trial
-    after: Trial
+DTYPES_DIFFER = re.compile(r"dtype|float != |should be the same|expected scalar type|must match|Half|BFloat16")
+"""What messages of torch have that say that operands have two dtypes."""
 
 
 def find_fixes(
@@ -101,6 +78,7 @@ class Search:
         self._rules = {rule.code: rule for rule in load_rules()}
         self._until = time.monotonic() + SECONDS
         self._baseline: Baseline
+        self._judge: Judge
         self._rejected: dict[str, None] = {}
         self._sizes = sizes_of(audit)
 
@@ -110,13 +88,15 @@ class Search:
         spots = spots_of(self._audit, self._sources)[:MOST_SPOTS]
         self._tell("run the source as it is")
         self._baseline = self._workshop.baseline()
+        self._judge = Judge(self._audit.max_error, self._baseline)
         shown = self._only_shown(spots)
         if not spots and not raised_spots(self._baseline.trial, self._sources):
             return self._described([], [before], shown)
         accepted = self._climb(spots)
         accepted = self._cast_back(accepted)
         accepted = self._minimised(accepted)
-        return self._described(*self._gated(accepted, before), shown)
+        kept, standings = self._gated(accepted, before)
+        return self._described(kept, standings, shown)
 
     # candidates
 
@@ -140,19 +120,15 @@ class Search:
         self, spots: Sequence[Spot], now: Trial, accepted: Sequence[Accepted], done: set[tuple[int, str]]
     ) -> Iterator[Spot]:
         """The expressions to try next: where runs raise, then those with large effects, unless nothing is left to gain."""
-        raising = raised_spots(now, self._sources, _edits(accepted))
+        raising = raised_spots(now, self._sources, edits_of(accepted))
         yield from (spot for spot in raising if (id(spot.node), spot.problem) not in done)
-        if self._penalty(now) >= GAIN or not self._is_all_low(now):
+        if self._judge.penalty(now) >= GAIN or not self._judge.is_all_low(now):
             yield from (spot for spot in spots if (id(spot.node), spot.problem) not in done)
-
-    def _is_all_low(self, trial: Trial) -> bool:
-        """Whether every run is within the tolerated error."""
-        return all(run.error is not None and run.error <= MARGIN * self._audit.max_error for run in trial.runs.values())
 
     def _best_at(self, spot: Spot, now: Trial, accepted: Sequence[Accepted]) -> Accepted | None:
         """The candidate for one expression that lowers the penalty most, and of equal ones the fastest."""
         best: Accepted | None = None
-        taken = _edits(accepted)
+        taken = edits_of(accepted)
         most = TRIED_AFTER_RAISING if spot.raises else TRIED
         tried = 0
         for proposed in self._candidates(spot, now, taken):
@@ -163,20 +139,10 @@ class Search:
                 continue
             tried += 1
             found = self._tried(spot, candidate, now, taken)
-            if found is not None and (best is None or self._rank(found.after) < self._rank(best.after)):
+            if found is not None and (best is None or self._judge.rank(found.after) < self._judge.rank(best.after)):
                 best = found
                 most = min(most, tried + AFTER_SUCCESS)
         return best
-
-    def _rank(self, trial: Trial) -> tuple[float, float]:
-        """Sort key: the penalty in steps, then the time of the fastest run within the tolerated error."""
-        return round(self._penalty(trial) / STEP), self._seconds(trial)
-
-    def _seconds(self, trial: Trial) -> float:
-        allowed = self._audit.max_error
-        return min(
-            (run.seconds for run in trial.runs.values() if run.error is not None and run.error <= allowed), default=1.0
-        )
 
     def _candidates(self, spot: Spot, now: Trial, taken: Edits) -> Iterator[Candidate]:
         """The candidates for an expression, the most promising first, each once."""
@@ -223,13 +189,13 @@ class Search:
         trial = self._trial((*taken, *candidate.edits), now)
         if trial is None:
             return None
-        if self._is_progress(trial, now):
+        if self._judge.is_progress(trial, now):
             return Accepted(spot, candidate, now, trial)
         return self._followed(spot, candidate, now, trial, taken)
 
     def _followed(self, spot: Spot, candidate: Candidate, now: Trial, trial: Trial, taken: Edits) -> Accepted | None:
         """The candidate with one conversion more, at the expression that raises because of it."""
-        raising = [run for name, run in trial.runs.items() if run.error is None and _moved(now.runs.get(name), run)]
+        raising = [run for name, run in trial.runs.items() if run.error is None and moved(now.runs.get(name), run)]
         for run in raising[:1]:
             edits = (*taken, *candidate.edits)
             for further in self._conversions_at(run, edits):
@@ -237,7 +203,7 @@ class Search:
                 if clash(further.edits, edits) or self._is_over():
                     continue
                 result = self._trial((*taken, *both.edits), now)
-                if result is not None and self._is_progress(result, now):
+                if result is not None and self._judge.is_progress(result, now):
                     return Accepted(spot, both, now, result)
         return None
 
@@ -253,10 +219,6 @@ class Search:
                 return list(self._proposer(source).of_one_dtype(node))[:FOLLOWED]
         return []
 
-    def _is_progress(self, trial: Trial, now: Trial) -> bool:
-        """Whether all runs of a trial were made, and their penalty is lower by at least GAIN."""
-        return trial.runs.keys() == now.runs.keys() and self._penalty(trial) <= self._penalty(now) - GAIN
-
     def _trial(self, edits: Edits, now: Trial | None = None) -> Trial | None:
         """The trial of edits; None if the source cannot be made or run, or computes something else in FP32.
 
@@ -270,34 +232,11 @@ class Search:
             return None
         self._tell(f"trial {self._workshop.trials + 1}")
         runs = now.runs.items() if now is not None else ()
-        known = dict(sorted(runs, key=lambda pair: -self._penalty_of(pair[1])))
+        known = dict(sorted(runs, key=lambda pair: -self._judge.penalty_of(pair[1])))
         trial = self._workshop.trial(texts, known)
-        if trial.crash or not self._is_equal(trial.distance):
+        if trial.crash or not self._judge.is_equal(trial.distance):
             return None
         return trial
-
-    def _is_equal(self, distance: float) -> bool:
-        """Whether outputs at this distance from the reference are as good as those of the original source."""
-        if not self._baseline.wide:
-            return distance <= LOOSE
-        return distance <= SLACK * self._baseline.trial.distance + ROUNDING
-
-    def _penalty(self, trial: Trial) -> float:
-        """Sum over the runs in low precision: RAISED if it raises, else the logarithm of its error beyond the tolerated."""
-        return sum(self._penalty_of(run) for run in trial.runs.values())
-
-    def _penalty_of(self, run: Run) -> float:
-        tolerated = MARGIN * self._audit.max_error
-        if run.error is None:
-            progress = run.operations / max(self._operations, 1)
-            return RAISED + 1.0 - min(progress, 1.0)
-        if not run.error <= 1e3 * tolerated:
-            return 3.0
-        return math.log10(max(run.error, tolerated) / tolerated) if tolerated else float(run.error > 0) * 3.0
-
-    @property
-    def _operations(self) -> int:
-        return max((run.operations for run in self._baseline.trial.runs.values()), default=1)
 
     def _is_over(self) -> bool:
         return self._workshop.trials >= MOST_TRIALS or time.monotonic() > self._until
@@ -310,7 +249,7 @@ class Search:
         tried: set[Edits] = set()
         result = list(accepted)
         for _ in range(MOST_BACK if result else 0):
-            last, now, edits = result[-1], result[-1].after, _edits(result)
+            last, now, edits = result[-1], result[-1].after, edits_of(result)
             better: Accepted | None = None
             for candidate in self._casts_back(now, edits):
                 if candidate.edits in tried or clash(candidate.edits, edits) or len(tried) >= TRIED or self._is_over():
@@ -318,7 +257,7 @@ class Search:
                 tried.add(candidate.edits)
                 trial = self._trial((*edits, *candidate.edits))
                 is_whole = trial is not None and trial.runs.keys() == now.runs.keys()
-                if trial is not None and is_whole and self._saves_time(trial, now):
+                if trial is not None and is_whole and self._judge.saves_time(trial, now):
                     both = replace(last.candidate, parts=(*last.candidate.parts, *candidate.parts))
                     better = replace(last, candidate=both, after=trial)
                     break
@@ -331,10 +270,6 @@ class Search:
         for source, promotion in promotions(now, self._sources, edits, raised=False):
             yield from self._proposer(source).at_promotion(promotion)
 
-    def _saves_time(self, trial: Trial, now: Trial) -> bool:
-        """Whether a trial is faster, with a penalty that is as low."""
-        return self._rank(trial)[0] <= self._rank(now)[0] and FASTER * self._seconds(trial) < self._seconds(now)
-
     def _minimised(self, accepted: list[Accepted]) -> list[Accepted]:
         """The accepted candidates without the parts that neither lower the penalty nor save time."""
         result = list(accepted)
@@ -346,12 +281,10 @@ class Search:
             for part in one.candidate.parts if len(one.candidate.parts) > 1 else ():
                 fewer = [other for other in parts if other is not part]
                 smaller = replace(one, candidate=replace(one.candidate, parts=tuple(fewer)))
-                trial = (
-                    self._trial(_edits([*result[:number], smaller, *result[number + 1 :]]))
-                    if not self._is_over()
-                    else None
-                )
-                if trial is not None and fewer and self._rank(trial) <= self._rank(now):
+                if not fewer or self._is_over():
+                    continue
+                trial = self._trial(edits_of([*result[:number], smaller, *result[number + 1 :]]))
+                if trial is not None and self._judge.rank(trial) <= self._judge.rank(now):
                     parts, now = fewer, trial
                     result[number] = smaller
         return result
@@ -368,12 +301,12 @@ class Search:
                 standings.append(self._standing(accepted[:number]))
         best = 0
         for number, after in enumerate(standings):
-            if self._is_better(after, before) and (not best or self._is_better(after, standings[best])):
+            if self._judge.is_better(after, before) and (not best or self._judge.is_better(after, standings[best])):
                 best = number
         if best:
             return list(accepted[:best]), standings[: best + 1]
         for after in standings[1:]:
-            self._rejected[self._why(after, before)] = None
+            self._rejected[self._judge.objection(after, before)] = None
         return self._singly(accepted[1:], before)
 
     def _singly(self, accepted: Sequence[Accepted], before: Standing) -> tuple[list[Accepted], list[Standing]]:
@@ -384,95 +317,34 @@ class Search:
             if self._workshop.audits >= MOST_AUDITS:
                 break
             after = self._standing([*kept, one])
-            if self._is_better(after, standings[-1]):
+            if self._judge.is_better(after, standings[-1]):
                 kept.append(one)
                 standings.append(after)
         return kept, standings
 
     def _standing(self, accepted: Sequence[Accepted]) -> Standing:
-        return self._workshop.audit(edited_texts(self._sources.by_file, _edits(accepted)))
+        return self._workshop.audit(edited_texts(self._sources.by_file, edits_of(accepted)))
 
-    def _is_better(self, after: Standing, before: Standing) -> bool:
-        """Whether the edited source is as exact, has no new problem, and a faster plan or fewer runs that raise."""
-        if after.crash or not self._is_equal(after.distance) or after.problems - before.problems:
-            return False
-        if after.speedup >= FASTER * before.speedup:
-            return True
-        return after.failing < before.failing and after.speedup >= before.speedup / FASTER
+    # the result
 
-    def _why(self, after: Standing, before: Standing) -> str:
-        """Why an audit of the edited source rejects it, in words."""
-        if after.crash:
-            return f"its audit failed: {after.crash.partition(chr(10))[0]}"
-        if not self._is_equal(after.distance):
-            return f"its FP32 outputs differ by {after.distance:.2g}"
-        if new := after.problems - before.problems:
-            return f"it has a new problem, {sorted(new)[0][0]}"
-        return f"its recommended plan is predicted at {after.speedup:.2f}x, before {before.speedup:.2f}x"
-
-    def _rows(self, kept: Sequence[Accepted], standings: Sequence[Standing]) -> tuple[Fix, ...]:
-        """A Fix for each accepted candidate. standings: of the source before the first, and after each."""
-        pairs = zip(kept, standings, standings[1:], strict=False)
-        return tuple(self._fix(one, before.speedup, after.speedup) for one, before, after in pairs)
-
-    def _fix(self, one: Accepted, before: float, after: float) -> Fix:
-        run = max(
-            one.after.runs,
-            key=lambda name: self._penalty_of(one.before.runs[name]) - self._penalty_of(one.after.runs[name]),
-        )
-        edits = one.candidate.edits
-        first = min(edits)
-        source = self._sources[first.file]
-        return Fix(
-            title=one.candidate.title,
-            problem=one.spot.problem,
-            file=from_repository(Path(first.file)),
-            line=source.place_of_offset(first.start)[0],
-            safety=one.candidate.safety,
-            causes=tuple(one.spot.causes) or self._causes_at(self._lines_of(one, source, first)),
-            rules=tuple(one.spot.rules),
-            run=run,
-            before=one.before.runs[run].error,
-            after=one.after.runs[run].error,
-            speedup_before=before,
-            speedup_after=after,
-            diff=unified_diff(self._sources.by_file, edits),
-            changes=tuple(self._change(edit) for edit in edits),
-        )
-
-    def _lines_of(self, one: Accepted, source: Source, edit: Edit) -> list[str]:
-        """The line of an edit, and the lines that raised before it, as `file.py:line`."""
-        lines = [f"{Path(source.file).name}:{source.place_of_offset(edit.start)[0]}"]
-        for run in one.before.runs.values():
-            lines.extend(f"{Path(span.file).name}:{span.line}" for span in run.place)
-        return lines
-
-    def _causes_at(self, lines: Collection[str]) -> tuple[str, ...]:
-        """The causes of problems at some lines."""
-        found = [one for one in self._audit.findings if one.cause and one.severity != "info"]
-        return tuple(dict.fromkeys(one.cause for one in found if one.source in lines))
-
-    def _change(self, edit: Edit) -> Change:
-        source = self._sources[edit.file]
-        start, end = source.place_of_offset(edit.start), source.place_of_offset(edit.end)
-        return Change(from_repository(Path(edit.file)), *start, *end, edit.text)
-
-    def _only_shown(self, spots: Sequence[Spot]) -> tuple[Fix, ...]:
+    def _only_shown(self, spots: Sequence[Spot]) -> list[Accepted]:
         """The changes by rules that would give other results: they are described, and never run."""
-        result: dict[Edits, Fix] = {}
+        result: dict[Edits, Accepted] = {}
+        trial = self._baseline.trial
         for spot in spots:
             rules = [self._rules[code] for code in spot.rules if code in self._rules]
-            for candidate in Rewriter(spot.source, self._proposer(spot.source)).candidates(spot.node, rules):
+            rewriter = Rewriter(spot.source, self._proposer(spot.source))
+            for candidate in rewriter.candidates(spot.node, rules):
                 if is_display(candidate):
-                    trial = self._baseline.trial
-                    result.setdefault(candidate.edits, self._fix(Accepted(spot, candidate, trial, trial), 1.0, 1.0))
-        return tuple(result.values())
+                    result.setdefault(candidate.edits, Accepted(spot, candidate, trial, trial))
+        return list(result.values())
 
-    def _described(self, kept: Sequence[Accepted], standings: Sequence[Standing], shown: Sequence[Fix]) -> Fixes:
+    def _described(self, kept: Sequence[Accepted], standings: Sequence[Standing], shown: Sequence[Accepted]) -> Fixes:
+        describer = Describer(self._audit, self._sources, self._judge)
         before, after = standings[0], standings[-1]
-        edits = _edits(kept)
+        edits = edits_of(kept)
         return Fixes(
-            self._rows(kept, standings),
+            describer.fixes(kept, standings),
             unified_diff(self._sources.by_file, edits),
             before.plan,
             after.plan,
@@ -482,28 +354,13 @@ class Search:
             after.error,
             tuple(sorted(before.failing)),
             tuple(sorted(after.failing)),
-            tuple(shown),
+            tuple(describer.fix(one, 1.0, 1.0) for one in shown),
             tuple(self._rejected),
             problems_of_inputs(self._audit.findings),
             self._workshop.trials,
             self._workshop.audits,
-            self._texts(edits),
+            describer.texts(edits),
         )
-
-    def _texts(self, edits: Edits) -> tuple[FixedText, ...]:
-        after = edited_texts(self._sources.by_file, edits)
-        return tuple(FixedText(file, self._sources[file].text, text) for file, text in sorted(after.items()))
-
-
-def _edits(accepted: Sequence[Accepted]) -> Edits:
-    return tuple(dict.fromkeys(edit for one in accepted for edit in one.candidate.edits))
-
-
-def problems_of_inputs(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """A sentence for each input that does not fit a format, which no change of the source repairs."""
-    remedy = "no change of your source repairs an input: pass it in FP32, or scale it before the model is called"
-    serious = [one for one in findings if one.op == INPUT_OP and one.severity != "info"]
-    return tuple(f"{one.message}; {remedy} ({one.rule})" for one in serious)
 
 
 def sizes_of(audit: Audit) -> dict[Span, float]:
@@ -522,14 +379,6 @@ def without_casts_made(candidate: Candidate, taken: Edits) -> Candidate:
     return replace(candidate, parts=tuple(parts)) if parts else candidate
 
 
-def _moved(before: Run | None, after: Run) -> bool:
-    """Whether a run raises at a later operation than before, or did not raise before."""
-    return before is None or before.error is not None or after.operations > before.operations
-
-
 def is_about_dtypes(problem: str) -> bool:
     """Whether a message says that operands have two dtypes."""
-    return (
-        re.search(r"dtype|float != |should be the same|expected scalar type|must match|Half|BFloat16", problem)
-        is not None
-    )
+    return DTYPES_DIFFER.search(problem) is not None
