@@ -227,7 +227,7 @@ def note_gpu_only(model: MeasuredModel, plans: Mapping[str, Plan]) -> dict[str, 
     tried = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.has_low and plan.holds}
     if not tried:
         return result
-    failures: dict[str, str] = model.ask(tried, ModelRuns.natively)
+    failures: dict[str, str] = model.ask(tried, partial(ModelRuns.natively, trains=model.options.training))
     for name, failure in failures.items():
         if failure and not says_nothing(failure):
             result[name] = replace(plans[name], gpu_only=failure)

@@ -165,12 +165,13 @@ class ModelRuns:
         run = partial(time_forward, batch=batch, device=self.device, seed=self.seed, apart=self.apart)
         return self._run_or_reason(plan, around, run)
 
-    def natively(self, plan: str) -> str:
-        """The model's exception in one line on this CPU without emulation, without or with gradients; "" if it runs."""
+    def natively(self, plan: str, trains: bool = False) -> str:
+        """The model's exception in one line on this CPU without emulation, "" if it runs. trains: whether to run it with
+        gradients too, which costs as much again."""
 
         def run(model: nn.Module) -> str:
             run_model(model, self.batches[0], seed=self.seed)
-            if not self.gradients:
+            if not trains:
                 return ""
             try:
                 run_model(model, self.batches[0], seed=self.seed, gradients=True)

@@ -193,10 +193,10 @@ class Counted(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-def test_a_native_run_repeats_the_model_only_to_enable_gradients(gradients: bool) -> None:
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_native_run_repeats_the_model_only_for_training(trains: bool) -> None:
     Counted.calls.clear()
     model = Counted(4, 4)
-    runs = ModelRuns(lambda plan: nullcontext(model), [((torch.ones(2, 4),), {})], gradients=gradients)
-    assert runs.natively("cast_fp16") == ""
-    assert Counted.calls == ([False, True] if gradients else [False])
+    runs = ModelRuns(lambda plan: nullcontext(model), [((torch.ones(2, 4),), {})], gradients=True)
+    assert runs.natively("cast_fp16", trains) == ""
+    assert Counted.calls == ([False, True] if trains else [False])
