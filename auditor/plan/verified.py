@@ -78,26 +78,21 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
         return _record_run(model, plan, failure=answer)
     if answer.ungraded is not None and plan.program is None:
         return _record_run(model, plan, failure=f"with gradients enabled, {answer.ungraded}")
-    distance = model.output_metric.distance
-    noise = model.noise.measured
     pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
     graded = list[Pair]()
     if expected.graded is not None and answer.graded is not None:
         graded = [(on_cpu(expected.graded), answer.graded)]
+    distance = model.output_metric.distance
     try:
         by_batch = [distance(*pair) for pair in pairs]
-        error = worst_of(by_batch)
-        error_with_gradients = worst_of([distance(*pair) for pair in graded])
+        by_graded = [distance(*pair) for pair in graded]
     except MeasureError as refused:
         return _record_run(model, plan, failure=str(refused))
-    if graded:
-        # Two runs of one plan that round differently are about equally far from FP32, up to one epsilon of the format.
-        before = output_error(*pairs[0])
-        after = output_error(*graded[0])
-        expected_most = 2 * before + FORMATS[plan.format].epsilon + FLOOR * noise.joint
-        if math.isfinite(before) and not after <= expected_most:
-            otherwise = f"with gradients enabled the outputs differ: error {after:.2g} instead of {before:.2g}"
-            return _record_run(model, plan, failure=otherwise)
+    if graded and (otherwise := _difference_with_gradients(model, plan, pairs[0], graded[0])):
+        return _record_run(model, plan, failure=otherwise)
+    noise = model.noise.measured
+    error = worst_of(by_batch)
+    error_with_gradients = worst_of(by_graded)
     is_finite = math.isfinite(error + error_with_gradients)
     scattered = None
     if is_finite and error <= model.max_error:
@@ -129,6 +124,19 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
         ungraded=answer.ungraded or ungraded_in_fp32,
         nonfinite=nonfinite,
     )
+
+
+def _difference_with_gradients(model: MeasuredModel, plan: Plan, plain: Pair, graded: Pair) -> str:
+    """Why the outputs of a run with gradients are others than those of the run without; "" if they are not.
+
+    Two runs of one plan that round differently are about equally far from FP32, up to one epsilon of the format.
+    """
+    before = output_error(*plain)
+    after = output_error(*graded)
+    most = 2 * before + FORMATS[plan.format].epsilon + FLOOR * model.noise.measured.joint
+    if not math.isfinite(before) or after <= most:
+        return ""
+    return f"with gradients enabled the outputs differ: error {after:.2g} instead of {before:.2g}"
 
 
 def _finite_or_none(error: float) -> float | None:
