@@ -21,7 +21,17 @@ from ..isolation.members import (
     stored_low,
     unwrap_model,
 )
-from .entrances import PlanCalls, bind, convert_weights, entrance_methods, run_entrance, run_method, run_scope, unbind
+from .entrances import (
+    PlanCalls,
+    bind,
+    convert_weights,
+    entrance_methods,
+    replicate_bound,
+    run_entrance,
+    run_method,
+    run_scope,
+    unbind,
+)
 from .runtime import DTYPES, Runtime, convert, precision_of
 from .strategies import strategy_of
 
@@ -125,6 +135,7 @@ def bind_module(module: nn.Module, how: dict[str, Any], is_scope: bool) -> None:
         if name not in module.__dict__:
             bind(module, name, run_method, name, {**how, "output": None})
     bind(module, "_apply", convert_weights, how["calls"])
+    bind(module, "_replicate_for_data_parallel", replicate_bound)
 
 
 def is_entrance(module: nn.Module, path: str) -> bool:

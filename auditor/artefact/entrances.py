@@ -24,8 +24,14 @@ from .runtime import MOVABLE, call, convert, inside
 DTYPE_METHODS = ("to", "half", "float", "double", "bfloat16", "type")
 """Methods of nn.Module that convert weights to a dtype."""
 
-WRAPPER_NAMES = ("run_scope", "run_entrance", "run_method", "convert_weights")
+WRAPPER_NAMES = ("run_scope", "run_entrance", "run_method", "convert_weights", "replicate_bound")
 """Functions that a plan binds to attributes of modules; their second argument is the attribute's earlier value."""
+
+DECORATED = (functools.partialmethod, functools.singledispatchmethod)
+"""Methods of a class that are no callables themselves; their attribute `func` is one."""
+
+UNBOUND = (type, staticmethod, classmethod, functools._lru_cache_wrapper, nn.Module)
+"""Callables that are no methods; and methods with a cache, whose attributes no replacement would have."""
 
 
 class PlanCalls:
@@ -137,8 +143,9 @@ def run_method(module: nn.Module, inner: Any, name: str, how: dict[str, Any], *a
 
     A generator that the method returns computes in this precision whenever it is resumed.
     """
-    function = functools.partial(getattr(type(module), name), module) if inner is None else inner
-    calls = how["calls"]
+    if inner is None:
+        inner = inspect.getattr_static(type(module), name).__get__(module, type(module))
+    function, calls = inner, how["calls"]
     if not calls.is_outermost():
         if not calls.is_in_method():
             return function(*args, **kwargs)
@@ -300,20 +307,51 @@ def entrance_methods(module: nn.Module) -> list[str]:
 
     The bytecode tells which attributes a method reads. Methods of nn.Module, `forward`, and coroutines are left out.
     """
-    functions: dict[str, Callable[..., Any]] = {}
+    methods: dict[str, Any] = {}
     for kind in reversed(type(module).__mro__):
         if not issubclass(nn.Module, kind):
-            functions |= {name: value for name, value in vars(kind).items() if isinstance(value, types.FunctionType)}
-    read = {name: attributes_read(inspect.unwrap(function).__code__) for name, function in functions.items()}
+            methods |= vars(kind)
+    codes = {name: method_codes(value) for name, value in methods.items()}
+    read = {name: set().union(*map(attributes_read, each)) for name, each in codes.items()}
     reached: set[str] = set()
     used = {*module._modules, *module._parameters.keys(), *module._buffers}
     while more := {name for name, names in read.items() if names & used} - reached:
         reached |= more
         used |= more
-    public = (
-        name for name in functions if name in reached and not name.startswith("_") and not hasattr(nn.Module, name)
-    )
-    return [name for name in public if not inspect.iscoroutinefunction(inspect.unwrap(functions[name]))]
+    public = (name for name in methods if name in reached and not name.startswith("_") and not hasattr(nn.Module, name))
+    return [name for name in public if not any(code.co_flags & inspect.CO_COROUTINE for code in codes[name])]
+
+
+def method_codes(value: Any) -> list[types.CodeType]:
+    """Code of a method and of the functions inside its decorators; [] for other attributes of a class.
+
+    A decorator has the function that it replaces in a closure, in an attribute, or as `__wrapped__`."""
+    is_method = isinstance(value, DECORATED) or (callable(value) and not isinstance(value, UNBOUND))
+    if not is_method or not hasattr(type(value), "__get__"):
+        return []
+    codes: list[types.CodeType] = []
+    inside, seen = [value], set[int]()
+    while inside:
+        each = inside.pop()
+        if id(each) in seen or isinstance(each, UNBOUND):
+            continue
+        seen.add(id(each))
+        if isinstance(each, types.FunctionType):
+            codes.append(each.__code__)
+            inside += [cell.cell_contents for cell in each.__closure__ or () if has_contents(cell)]
+        elif not callable(each) and not isinstance(each, DECORATED):
+            continue
+        inside += getattr(each, "__dict__", {}).values()
+        inside += [each.func] if isinstance(each, (*DECORATED, functools.partial)) else []
+    return codes
+
+
+def has_contents(cell: types.CellType) -> bool:
+    """Whether a variable of an enclosing function has a value."""
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 def attributes_read(code: types.CodeType) -> set[str]:
@@ -338,6 +376,17 @@ def unbind(module: nn.Module) -> None:
             del module.__dict__[attribute]
             if value.args[1] is not None:
                 module.__dict__[attribute] = value.args[1]
+
+
+def replicate_bound(module: nn.Module, inner: Any) -> nn.Module:
+    """The `_replicate_for_data_parallel` of a module under a plan: the replica's methods run the replica itself."""
+    own: Any = type(module)
+    replica: nn.Module = own._replicate_for_data_parallel(module) if inner is None else inner()
+    for attribute, value in list(replica.__dict__.items()):
+        if is_bound(value):
+            bound = functools.partial(value.func, replica, *value.args[1:])
+            replica.__dict__[attribute] = functools.update_wrapper(bound, value)
+    return replica
 
 
 def is_bound(value: object) -> bool:

@@ -58,12 +58,16 @@ def tokenize(model: Any, value: Any) -> Any:
 
     value: a text, a chat (a list of messages), a row of a data set with one of these, a list of them, or a data set.
     A chat is formatted by the tokenizer's chat template, and the model's turn follows the last message of a user.
-    Raises: LoadError(slug="bad-inputs") if the model has no tokenizer, or its tokenizer no chat template.
+    Raises: LoadError(slug="bad-inputs") if the model has no tokenizer, or its tokenizer no chat template, and for a
+    message without a role or a text.
     """
     names = arguments_of(model.forward)
     rows = _rows(value, names)
     if rows is None:
         return value
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, str):
+            _require_messages(row, f"chat {number}" if len(rows) > 1 else "the chat")
     if is_sentence_model(model) and all(isinstance(row, str) for row in rows):
         return features_of(model, rows)
     where = str(getattr(model, "name_or_path", "") or "")
@@ -84,6 +88,11 @@ def tokenize(model: Any, value: Any) -> Any:
     if chats and not getattr(tokenizer, "chat_template", None):
         problem = f"the inputs are chat messages, and the tokenizer in {where} has no chat template: give texts"
         raise LoadError(problem, slug="bad-inputs")
+    if any(message.get("tool_calls") for chat in chats for message in chat) and "tool_calls" not in str(
+        tokenizer.chat_template
+    ):
+        problem = f"the inputs have tool calls, which the chat template of the tokenizer in {where} leaves out: write them as content"
+        raise LoadError(problem, slug="bad-inputs")
     try:
         texts = [_format(tokenizer, chat) for chat in chats] or rows
         if len(texts) > 1:
@@ -97,13 +106,13 @@ def tokenize(model: Any, value: Any) -> Any:
 
 def _rows(value: Any, names: Mapping[str, Any]) -> list[Any] | None:
     """The texts and chats in a value; None if it contains others. names: arguments of forward, which entries keep."""
-    if isinstance(value, str) or _is_chat(value):
+    if isinstance(value, str) or _is_chat(value, names):
         return [value]
     if isinstance(value, Mapping):
         row = _of_row(value, names)
         if row is None:
             return None
-        is_texts = isinstance(row, list) and not _is_chat(row)
+        is_texts = isinstance(row, list) and not _is_chat(row, names)
         return row if is_texts else [row]
     if hasattr(value, "column_names"):  # a data set of the package `datasets`
         value = list(itertools.islice(value, MOST_ROWS))
@@ -112,7 +121,7 @@ def _rows(value: Any, names: Mapping[str, Any]) -> list[Any] | None:
     rows = list[Any]()
     for item in value:
         row = _of_row(item, names) if isinstance(item, Mapping) else item
-        if not isinstance(row, str) and not _is_chat(row):
+        if not isinstance(row, str) and not _is_chat(row, names):
             return None
         rows.append(row)
     return rows
@@ -123,21 +132,76 @@ def _of_row(row: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
     for name in (*CHATS, *TEXTS):
         entry = row.get(name)
         is_list = isinstance(entry, list) and bool(entry) and all(isinstance(each, str) for each in entry)
-        if name not in names and (isinstance(entry, str) or is_list or _is_chat(entry)):
+        if name not in names and (isinstance(entry, str) or is_list or _is_chat(entry, names)):
             return entry
     return None
 
 
-def _is_chat(value: Any) -> bool:
-    """Whether a value is a list of messages."""
-    is_list = isinstance(value, list | tuple) and bool(value)
-    return is_list and all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in value)
+def _is_chat(value: Any, names: Mapping[str, Any]) -> bool:
+    """Whether a value is a list of messages, which may lack a role or a content. names: arguments of forward."""
+    is_list = isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) for each in value)
+    return is_list and any(_is_message(each, names) for each in value)
+
+
+def _is_message(value: Mapping[str, Any], names: Mapping[str, Any]) -> bool:
+    """Whether a dict is a message, and neither a row of a data set nor keyword arguments of forward."""
+    if value.keys() & {*CHATS, *TEXTS, *names}:
+        return False
+    has_words = any(isinstance(value.get(name), str) for name in ("role", "content"))
+    return has_words or value.keys() >= {"from", "value"}  # the second: messages of ShareGPT
+
+
+def _require_messages(chat: Chat, what: str) -> None:
+    """Raises: LoadError(slug="bad-inputs") for a message that no template can format as text."""
+    for number, message in enumerate(chat, 1):
+        content = message.get("content")
+        problem = ""
+        if not isinstance(message.get("role"), str):
+            problem = "has no role: write `role`, such as user, and `content`"
+        elif isinstance(content, list | tuple):
+            problem = (
+                ""
+                if all(map(_is_text, content))
+                else "has parts other than text: give what the model's processor returns"
+            )
+        elif content is None:
+            problem = "" if message.get("tool_calls") else "has no content: give it a text"
+        elif not isinstance(content, str):
+            problem = f"has a content of type {type(content).__name__}: give it a text"
+        if problem:
+            raise LoadError(f"message {number} of {what} {problem}", slug="bad-inputs")
+
+
+def _is_text(part: Any) -> bool:
+    """Whether a part of a content is a text."""
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _format(tokenizer: Any, chat: Chat) -> str:
-    """A chat as the model reads it, up to the model's turn if a user spoke last."""
-    is_users = chat[-1]["role"] != "assistant"
-    return str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=is_users))
+    """A chat as the model reads it, up to the model's turn if a user spoke last.
+
+    Most templates read a content as one text, and would write a list of parts as Python prints it; others read parts alone.
+    """
+    messages = [{**message, "content": _text_of(message)} for message in chat]
+    how = {"tokenize": False, "add_generation_prompt": chat[-1]["role"] != "assistant"}
+    has_parts = any(isinstance(message.get("content"), list | tuple) for message in chat)
+    try:
+        result = str(tokenizer.apply_chat_template(messages, **how))
+    except Exception:
+        if not has_parts:
+            raise
+        return str(tokenizer.apply_chat_template(list(chat), **how))
+    if has_parts and messages[-1]["content"].strip() not in result:
+        return str(tokenizer.apply_chat_template(list(chat), **how))
+    return result
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """The content of a message as one text: a part per line; "" for a message that has only tool calls."""
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
 
 
 def _padding_token(tokenizer: Any) -> str:

@@ -199,7 +199,21 @@ def _proof(audit: Audit, plan: Plan) -> str:
             f". But the first batch has only {count(few.count, 'decision')} of {at(few.op, few.owner, few.source)}. One "
             "flipped decision exceeds the limit, and other inputs may flip one: verify on more inputs"
         )
-    return f"{who} was run{inputs}: {error}{remark}."
+    return f"{who} was run{inputs}: {error}{remark}.{_few_tokens(audit, plan)}"
+
+
+def _few_tokens(audit: Audit, plan: Plan) -> str:
+    """A sentence, after a space, on a limit of flipped tokens that too few tokens were generated to check; "" otherwise."""
+    compared, ran = plan.generated, plan.verification
+    if audit.generation is None or compared is None or compared.flips_high is None or ran is None:
+        return ""
+    limits = [1000 * (1 - one.limit) for one in ran.criteria if one.kind == "top1"]
+    if not limits or compared.flips_high <= min(limits):
+        return ""
+    return (
+        f" But of {count(audit.generation.tokens, 'generated token')}, the 95 % interval of flips reaches "
+        f"{compared.flips_high:.3g} per 1,000, above the limit of {min(limits):.3g}: give more prompts, or generate more tokens."
+    )
 
 
 def _few_decisions(audit: Audit, fmt: str) -> Decision | None:

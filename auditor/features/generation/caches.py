@@ -26,7 +26,7 @@ def cache_title(stored: str, scale: str) -> str:
 
 
 def cache_plan_words(plan: CachePlan | None) -> Iterator[str]:
-    """Sentences on the recommended cache with a format per layer, and its options in vLLM; nothing without a plan."""
+    """A sentence on the recommended cache with a format per layer; nothing without a plan."""
     if plan is None:
         return
     if len(plan.kept) == len(plan.tensors):
@@ -38,6 +38,12 @@ def cache_plan_words(plan: CachePlan | None) -> Iterator[str]:
         f"With a format per layer, the smallest cache within the limits has {kept}{cache_title(plan.stored, plan.scale)}: "
         f"{plan.bits:.3g} bits per entry on average, {plan.generated.flips or 0:.3g} flips per 1,000 tokens, and {size} for {LENGTH:,} tokens."
     )
+
+
+def vllm_words(plan: CachePlan | None) -> Iterator[str]:
+    """The options of vLLM for a cache with a format per layer, and what they do otherwise; nothing without such a cache."""
+    if plan is None or len(plan.kept) == len(plan.tensors):
+        return
     flags = vllm_flags(plan)
     command = [f"In vLLM: vllm serve CHECKPOINT {flags}."] if flags else []
     yield " ".join((*command, *vllm_notes(plan)))

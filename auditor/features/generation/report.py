@@ -13,7 +13,7 @@ from ...report.charts import line_chart
 from ...report.plans import plans_shown, quantized_title
 from ...report.words import count, in_bytes, label, or_blank, percent, ratio
 from ..page import Page
-from .caches import cache_plan_grids, cache_plan_words, cache_title
+from .caches import cache_plan_grids, cache_plan_words, cache_title, vllm_words
 
 DISTANCES = ("KL mean", "KL 99 %", "KL max", "Same top", "RMS dp")
 HEADS = ("Plan", *DISTANCES, "Flips", "95 %", "Flips predicted", "First flip", "First predicted", "10th pct.")
@@ -36,12 +36,14 @@ class Decoded(NamedTuple):
 
 
 def generation_lines(audit: Audit) -> tuple[str, ...]:
-    """Lines for a terminal: the result of each plan, the recommended plan first; the part of the model that adds most
-    error; the prompts and tokens."""
+    """Lines for a terminal: the results that it never omits, see `_always_shown`, with the recommended caches after the
+    recommended plan's; the other plans; the part of the model that adds most error; the prompts and tokens."""
     if audit.generation is None:
         return ()
-    lines = (f"{title}: {_figures(generated)}" for title, generated, _ in _decoded_plans(audit))
-    return (*lines, *lift_words(audit), *_cache_words(audit), _about(audit.generation))
+    lines = [f"{title}: {_figures(generated)}" for title, generated, _ in _decoded_plans(audit)]
+    first = _asked_plans(audit)
+    caches = (*_cache_words(audit), *_vllm_words(audit))
+    return (*lines[:first], *caches, *lines[first:], *lift_words(audit), _about(audit.generation))
 
 
 def generation_section(audit: Audit) -> list[Block]:
@@ -57,13 +59,14 @@ def generation_section(audit: Audit) -> list[Block]:
         "probability of FP32's token. Flips: choices per 1,000 tokens that differ from FP32's. 95 %: confidence interval of Flips. First flip: number of "
         "tokens up to and including the first flip, median over prompts. First predicted: prediction of this median. 10th pct.: 10th percentile over prompts."
     )
+    caches = (*_cache_words(audit), *_vllm_words(audit))
     parts = tuple(
         (title, one.part, percent(one.share), f"{one.operations:,}", or_blank(one.flips, _per_thousand))
         for title, generated, _ in decoded
         for one in generated.parts
     )
     return [
-        Prose("", (_about(audit.generation), *lift_words(audit), *_cache_words(audit)), "lead"),
+        Prose("", (_about(audit.generation), *lift_words(audit), *caches), "lead"),
         Prose("", (about,), "about"),
         Grid(HEADS, tuple(_row(one.title, one.generated) for one in decoded)),
         Grid(("Plan", "Part", "Share", "Operations", "Flips if FP32"), parts, texts=2, caption=PARTS),
@@ -109,18 +112,24 @@ def lift_words(audit: Audit) -> Iterator[str]:
 
 
 def _cache_words(audit: Audit) -> Iterator[str]:
-    """The recommended cache with a format per layer, and in one format, with flips and memory; nothing without a
+    """The recommended cache in one format, and with a format per layer, with flips and memory; nothing without a
     recommendation."""
     made, plan = audit.generation, audit.plans.get(audit.recommended or "")
     if made is None:
         return
-    yield from cache_plan_words(made.cache_plan)
     for best in (one for one in made.caches if one.stored == made.recommended_cache):
         yield (
             f"For the key-value cache, {label(best.stored)} is the smallest format within the limits if the model runs in "
             f"{'FP32' if plan is None else plan_title(plan)}. A cache in {label(best.stored)} adds {best.generated.flips or 0:.3g} "
             f"flips per 1,000 tokens, and takes {_size(best, LENGTHS[1])} for {LENGTHS[1]:,} tokens."
         )
+    yield from cache_plan_words(made.cache_plan)
+
+
+def _vllm_words(audit: Audit) -> Iterator[str]:
+    """The options of vLLM for the recommended cache with a format per layer."""
+    if audit.generation is not None:
+        yield from vllm_words(audit.generation.cache_plan)
 
 
 def _decoded_plans(audit: Audit) -> list[Decoded]:
@@ -191,10 +200,14 @@ def _chart(made: Generation, decoded: list[Decoded]) -> Iterator[Chart]:
     return line_chart("Divergence by position", about, curves, steps, "tokens after the prompt", ticks, -99)
 
 
-def _always_shown(audit: Audit) -> int:
-    """How many of the first lines a terminal never omits: those of the recommended plan, and of each plan of
-    quantization schemes."""
+def _asked_plans(audit: Audit) -> int:
+    """How many of the first plans were asked for: the recommended plan, and each plan of quantization schemes."""
     return 1 + len(audit.quantized_plans)
+
+
+def _always_shown(audit: Audit) -> int:
+    """How many of the first lines a terminal never omits: those of the asked plans, and of the recommended caches."""
+    return _asked_plans(audit) + len([*_cache_words(audit)])
 
 
 PAGE = Page(

@@ -2,9 +2,11 @@
 
 import contextlib
 import copy
+import functools
 import linecache
 import pickle
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -440,3 +442,100 @@ def test_a_context_manager_of_the_model_goes_on_working() -> None:
 
     with apply_plan(seeded(Net), plan("cast", SCOPES, "fp16")).averaged() as weight:
         assert weight.dtype is HALF
+
+
+def in_eval(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator without functools.wraps, as many repositories have it."""
+
+    def run(self: nn.Module, *args: Any) -> Any:
+        self.eval()
+        return function(self, *args)
+
+    return run
+
+
+class Decorator:
+    """A decorator that is an object, with an attribute of its own."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.__doc__ = function, "about"
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+
+def multiply(model: Any, x: Tensor) -> Tensor:
+    """A product with a weight, outside of any module."""
+    result = F.linear(x, model.encoder.weight)
+    Spy.seen[0].append(result.dtype)
+    return result
+
+
+class Decorated(Autoencoder):
+    """Methods whose own bytecode reads none of the model's attributes."""
+
+    @in_eval
+    def bare(self, x: Tensor) -> Tensor:
+        return multiply(self, self.encoder(x))
+
+    @torch.no_grad()
+    @in_eval
+    def twice(self, x: Tensor) -> Tensor:
+        return multiply(self, self.encoder(x))
+
+    @Decorator
+    def by_object(self, x: Tensor) -> Tensor:
+        return multiply(self, self.encoder(x))
+
+    @functools.singledispatchmethod
+    def dispatched(self, x: Tensor) -> Tensor:
+        return multiply(self, self.encoder(x))
+
+    def scaled(self, factor: float, x: Tensor) -> Tensor:
+        return multiply(self, self.encoder(x)) * factor
+
+    doubled = functools.partialmethod(scaled, 2.0)
+
+    @functools.lru_cache  # noqa: B019 - the cache is what a plan must not hide
+    def cached(self, rows: int) -> Tensor:
+        return self.encoder(torch.ones(rows, 8))
+
+    @staticmethod
+    def static(model: nn.Module) -> Tensor:
+        return model.encoder.weight
+
+
+@both
+@pytest.mark.parametrize("method", ["bare", "twice", "by_object", "dispatched", "doubled"])
+def test_decorated_methods_compute_as_planned(strategy: str, method: str) -> None:
+    model = apply_plan(seeded(Decorated), plan(strategy, SCOPES, "fp16"))
+    assert dtypes_of(lambda: getattr(model, method)(X)) == {HALF}
+    expected = getattr(seeded(Decorated), method)(X)
+    assert torch.allclose(getattr(model, method)(X).float(), expected, atol=2e-3)
+
+
+def test_what_is_no_method_or_has_attributes_of_its_own_stays(recwarn: pytest.WarningsRecorder) -> None:
+    model: Any = apply_plan(seeded(Decorated), plan("autocast", SCOPES, "fp16"))
+    assert model.cached(2) is model.cached(2)
+    model.cached.cache_clear()
+    assert model.static(model) is model.encoder.weight
+
+
+@both
+def test_replicas_of_data_parallel_run_their_own_weights(strategy: str) -> None:
+    """As `torch.nn.parallel.replicate` makes them for a second device; here the replica's weights are all zero."""
+    model = model_under(strategy)
+    modules = list(model.modules())
+    replicas = {module: module._replicate_for_data_parallel() for module in modules}
+    for module, replica in replicas.items():
+        for name, child in module._modules.items():
+            replica._modules[name] = replicas[child]
+        for name, weight in module._parameters.items():
+            setattr(replica, name, torch.zeros_like(weight))
+    assert dtypes_of(lambda: replicas[model](X)) == {HALF}
+    assert not replicas[model](X).any()
+    assert not replicas[model].decode(X).any()
+    assert model(X).any()

@@ -64,6 +64,59 @@ def test_a_chat_is_formatted_by_the_template(value: Any, tmp_path: Path) -> None
     assert tokenize(Reads(tmp_path), value)["input_ids"].tolist() == [ASKED]
 
 
+IN_PARTS = [{"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]}]
+READS_PARTS = "{% for m in messages %}<{{ m['role'] }}> {% for part in m['content'] if part['type'] == 'text' %}{{ part['text'] }} {% endfor %}{% endfor %}<model>"
+"""A template for contents of parts alone; of a text it would write nothing."""
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, READS_PARTS])
+def test_a_content_of_parts_is_its_texts_whatever_the_template_reads(template: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template)
+    assert tokenize(Reads(tmp_path), IN_PARTS)["input_ids"].tolist() == [ASKED]
+
+
+CALL = {"type": "function", "function": {"name": "you", "arguments": {}}}
+USES_A_TOOL = [*CHAT, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "you"}]
+READS_CALLS = "{% for m in messages %}<{{ 'user' if m['role'] == 'user' else 'model' }}> {% for c in m['tool_calls'] %}{{ c['function']['name'] }} {% endfor %}{{ m['content'] }} {% endfor %}"
+
+
+@pytest.mark.parametrize("more", [{}, {"content": None}])
+def test_a_message_of_tool_calls_has_no_content(more: dict[str, None], tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, READS_CALLS)
+    asked, answered, result = USES_A_TOOL
+    given = tokenize(Reads(tmp_path), [asked, {**answered, **more}, result])
+    assert given["input_ids"].tolist() == [[1, 3, 4, 2, 5, 2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([{"role": "user"}], "message 1 of the chat has no content: give it a text"),
+        ([CHAT, [*CHAT, {"role": "user", "content": None}]], "message 2 of chat 2 has no content"),
+        ([*CHAT, {"role": "user", "contents": "hi"}], "message 2 of the chat has no content"),
+        ([{"content": "hi"}], "message 1 of the chat has no role"),
+        ([{"from": "human", "value": "hi"}], "message 1 of the chat has no role"),
+        ([{"role": "user", "content": 3}], "has a content of type int: give it a text"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "has parts other than text"),
+        ({"messages": [{"role": "user"}]}, "message 1 of the chat has no content"),
+        (USES_A_TOOL, "have tool calls, which the chat template .* leaves out"),
+    ],
+)
+def test_a_message_that_no_template_can_format_is_named(value: Any, said: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    with refused(LoadError, "bad-inputs", match=said):
+        tokenize(Reads(tmp_path), value)
+
+
+def test_keyword_arguments_named_as_a_messages_are_no_chat() -> None:
+    class TakesContent(nn.Module):
+        def forward(self, content: str, role: torch.Tensor) -> torch.Tensor:
+            return role
+
+    value = [{"content": "hi", "role": torch.ones(1)}]
+    assert tokenize(TakesContent(), value) is value
+
+
 def test_chats_of_unequal_length_are_padded_on_the_left_and_an_answered_one_ends(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     given = tokenize(Reads(tmp_path), [CHAT, ANSWERED])

@@ -6,8 +6,8 @@ import pytest
 
 from auditor.features.generation.report import generation_lines, generation_section
 from auditor.records import Verdict
-from auditor.records.generation import Generation, PartShare, TokenComparison
-from auditor.records.plan import MemoryUse
+from auditor.records.generation import CachedTensor, CachePlan, Generation, PartShare, StoredCache, TokenComparison
+from auditor.records.plan import CriterionValue, MemoryUse
 from auditor.records.quantization import QuantizedPlan
 from auditor.report.view import ReportView
 from auditor.reporters import LINES, text
@@ -92,3 +92,42 @@ def test_answers_that_an_option_asked_for_come_first_and_whole():
         assert f"{title}: KL divergence" in first
     assert "FP16 under autocast: KL divergence" in first
     assert shown.index("Verdict") < shown.index("Quantized") < shown.index("Tokens") < shown.index("To do")
+
+
+@pytest.mark.parametrize(
+    ("count", "high", "limit", "said"),
+    [
+        (
+            16,
+            60.0,
+            0.99,
+            "of 16 generated tokens, the 95 % interval of flips reaches 60 per 1,000, above the limit of 10:",
+        ),
+        (5000, 2.4, 0.99, ""),
+        (16, 60.0, 0.9, ""),
+    ],
+)
+def test_a_limit_that_few_tokens_cannot_check_is_doubted_beside_the_verdict(count, high, limit, said):
+    audit = make_audit(12)
+    plan = audit.plan
+    value = CriterionValue("logits", "top1", ">=", limit, 1.0, 0.0, holds=True)
+    one = tokens(flips_high=high)
+    plan = replace(plan, generated=one, verification=replace(plan.verification, criteria=(value,)))
+    audit = replace(audit, plans={**audit.plans, plan.name: plan}, generation=Generation(1, count, count))
+    proof = ReportView(audit).proof
+    assert said in proof
+    assert ("95 %" in proof) is bool(said)
+
+
+def test_a_terminal_that_omits_lines_shows_the_recommended_caches():
+    """A screen with far more than fits keeps the cache in one format, and the cache with a format per layer."""
+    cache = StoredCache("fp8_e4m3", 0.0, 128.0, 0.0, tokens())
+    layers = (CachedTensor("layer 0 keys", (0,), "bf16"), CachedTensor("layer 0 values", (0,), "int8"))
+    mixed = CachePlan("int8", "tensor", layers, 12.0, 0.0, 96.0, tokens())
+    audit = generated(make_audit(60), tokens(predicted_flips=0.5))
+    made = Generation(20, 64, 1280, caches=(cache,), recommended_cache="fp8_e4m3", cache_plan=mixed)
+    page = text(replace(audit, generation=made), width=100, most=10)
+    shown = " ".join(page.split())
+    assert "more results, in report.html" in shown
+    assert "FP8 E4M3 is the smallest format within the limits if the model runs in" in shown
+    assert "has layer 0 keys in BF16 and all others in INT8" in shown
