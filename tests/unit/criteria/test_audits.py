@@ -219,6 +219,38 @@ def test_choices_in_floating_point_may_flip_as_integers_may_and_counts_are_numbe
     assert "By default no entry of classes may differ" in flat
 
 
+def counts_of(self: Any, x: Tensor) -> dict[str, Tensor]:
+    """Histograms of choices, numbers computed from counts, and choices computed from counts, beside their scores."""
+    scores = self.body(x)
+    chosen = scores.argmax(-1)
+    ones, empty = torch.ones_like(chosen), torch.zeros(16, dtype=torch.long)
+    histogram = empty.index_add(0, chosen, ones)
+    return {
+        "scores": scores,
+        "index_add": histogram,
+        "scatter_add": empty.scatter_add(0, chosen, ones),
+        "index_put": empty.index_put((chosen,), ones, accumulate=True),
+        "pairs": torch.stack([2 * histogram.clamp(max=100), histogram.max() - histogram]),
+        "written": empty.index_put((chosen,), ones),
+        "most": histogram.argmax()[None],
+        "doubled": 2 * chosen[:8],
+    }
+
+
+def test_histograms_and_numbers_computed_from_counts_are_numbers() -> None:
+    found = auditor.audit(net(counts_of), normal(128, 6), device="cpu", formats=("bf16",))
+    assert set(found.criteria) == {
+        "index_add: rel_l2 <= 0.01",
+        "scatter_add: rel_l2 <= 0.01",
+        "index_put: rel_l2 <= 0.01",
+        "pairs: rel_l2 <= 0.01",
+        "written: flips <= 0",
+        "most: flips <= 0",
+        "doubled: flips <= 0",
+        "the other outputs: rel_l2 <= 0.01",
+    }
+
+
 def test_few_pixels_of_a_floating_point_mask_do_not_keep_a_model_in_fp32() -> None:
     """One flipped pixel of 4,096 is a relative error of about 1 / sqrt(2,048), above the budget."""
 
