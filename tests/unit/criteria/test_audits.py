@@ -169,6 +169,33 @@ def test_a_mask_may_not_flip_by_default() -> None:
     assert "To allow a share X of the entries to differ: --criterion 'mask: flips <= X'" in flat
 
 
+class Tagger(nn.Module):
+    """Tags of 120 words. The scores of the two best tags differ by 3e-4, which only the last layer's rounding decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        self.last = nn.Linear(64, 30)
+        with torch.no_grad():
+            self.last.weight[1] = self.last.weight[0] * (1 + 3e-4)
+            self.last.bias[:2] += 3
+            self.last.bias[1] = self.last.bias[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.body(x)).argmax(-1)
+
+
+def test_a_plan_for_a_default_limit_says_how_many_entries_change_without_it() -> None:
+    found = auditor.audit(seeded(Tagger), normal(120, 64), device="cpu", formats="fp16", strategies="autocast")
+    verdict = " ".join(REPORTERS["text"](found).split()).partition("To do")[0]
+    without = verdict.partition("Without the plan, in FP16 under autocast, ")[2]
+    assert (
+        " of 120 entries of `output` change, and the limit is `output: flips <= 0`; to allow this: --criterion"
+        in without
+    )
+    assert "largest share" not in without
+
+
 def mask_of(self: Any, x: Tensor) -> dict[str, Tensor]:
     """A mask of 16 entries for each row, above 0."""
     return {"mask": self.body(x) > 0}
