@@ -12,7 +12,7 @@ from ..capture.paths import reach
 from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_number
 from ..numerics.metrics import output_error
-from ..numerics.nodes import arguments, dtype, readers, row_of, shape, source
+from ..numerics.nodes import adds_by_index, arguments, dtype, readers, row_of, shape, source
 from ..records import Capture, Distance, Proposal, Verification
 from .criterion import Criterion
 from .measure import Criteria, names_of
@@ -35,7 +35,9 @@ LARGE = 1000
 _SIGNS = ("sign", "sgn", "heaviside")
 """Operations whose floating-point results are choices."""
 _COUNTING = ("sum", "count_nonzero", "cumsum", "bincount", "histc")
-"""Operations that count, if their result is discrete."""
+"""Operations that count, if their result is discrete; operations that add by an index count as well."""
+_COMBINING = ("clamp", "clamp_min", "clamp_max", "maximum", "minimum", "amax", "amin", "floor_divide")
+"""Operations whose result is a number if their inputs are; sums, products and concatenations are as well."""
 
 APART = 10.0
 """A criterion is suggested for an output whose own error exceeds this multiple of the error of all outputs together."""
@@ -106,9 +108,16 @@ def _names_choices(node: fx.Node) -> bool:
 
 
 def _counts_choices(node: fx.Node) -> bool:
-    """Whether integers are numbers of choices, such as the pixels above a threshold."""
+    """Whether integers are numbers of choices, such as the pixels above a threshold or a histogram, or are computed from
+    such numbers."""
     counted = source(node)
-    return row_of(counted).name in _COUNTING
+    row = row_of(counted)
+    if row.name in _COUNTING or adds_by_index(counted):
+        return True
+    is_extreme = row.packet in ("max", "min") and "dim" not in arguments(counted)  # with `dim`: indices, too
+    combines = row.sum or row.scales or row.joins or row.packet in _COMBINING or is_extreme
+    combined = [each for each in counted.all_input_nodes if _reads_floating(each)]
+    return combines and bool(combined) and all(map(_counts_choices, combined))
 
 
 def _depends_on_inputs(node: fx.Node) -> bool:

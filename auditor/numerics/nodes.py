@@ -17,6 +17,8 @@ from .operations import Operation, operation
 
 _TORCHS_OWN = ("aten", "prims", "_c10d_functional")
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
+_INDEXED_ADDITIONS = ("index_add", "scatter_add")
+"""Operations that always add terms to entries that an index names; others do so if an argument asks for it."""
 
 
 def target_of(n: fx.Node) -> Callable[..., Any]:
@@ -162,6 +164,15 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 def arguments_with_defaults(node: fx.Node) -> dict[str, Any]:
     """{name: argument} of a node's call, with the schema's defaults."""
     return arguments_of(node.target, node.args, node.kwargs, defaults=True)
+
+
+def adds_by_index(node: fx.Node) -> bool:
+    """Whether an operation adds terms to entries that an index names, such as `index_add`."""
+    if node.op != "call_function":
+        return False
+    given = arguments_with_defaults(node)
+    adds = given["accumulate"] if "accumulate" in given else given.get("reduce") in ("sum", "add")
+    return bool(adds) or row_of(node).packet in _INDEXED_ADDITIONS
 
 
 def argument_at(node: fx.Node, position: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ..artefact.strategies import plan_title, strategy_of
 from ..criteria.defaults import FLIPS
@@ -187,9 +187,18 @@ def _blocking_limits(verified: Mapping[str, Verification]) -> str:
             nearest = largest
             violated = blocking
             title = name
-    if not violated:
-        return ""
-    return f". In {title}: {'; '.join(map(_blocking_limit, violated))}"
+    return f". In {title}: {blocking_limits(violated)}" if violated else ""
+
+
+def blocking_limits(violated: Sequence[CriterionValue]) -> str:
+    """Violated limits in words, the most violated first, with the options that allow the measured values. Only the first
+    LIMITS_NAMED are named."""
+    by_share = sorted(violated, key=lambda one: -math.inf if one.share is None else -one.share)
+    named = "; ".join(map(_blocking_limit, by_share[:LIMITS_NAMED]))
+    left = len(by_share) - LIMITS_NAMED
+    if left <= 0:
+        return named
+    return f"{named}; and {left} more limit{'s are' if left > 1 else ' is'} exceeded"
 
 
 def _blocking_limit(one: CriterionValue) -> str:
@@ -218,6 +227,8 @@ def flipped_words(one: CriterionValue) -> str:
     return f"{changed:,} of {one.entries:,} entries of `{one.output}` change{'s' * (changed == 1)}"
 
 
+LIMITS_NAMED = 2
+"""Maximum number of violated limits that a sentence names."""
 NOTHING_KEPT = ", with nothing kept in FP32"
 """The end of the title of a run in which everything is in low precision."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 
 from ..artefact.strategies import strategy_of
@@ -16,6 +17,7 @@ from ..records import Contribution, Finding, Plan, Repair, Verdict
 from ..records.measure import FAILURES
 from ..records.paths import module_of
 from ..rulebook.failures import OTHERS
+from ..rulebook.mixed import changes_where_made, writes_into_fp32
 from .context import PlanningContext
 from .costs import Cost
 from .problem import Problem
@@ -35,6 +37,11 @@ class _Start:
     plan: Plan
     problem: Problem
     allowed: float
+
+    @cached_property
+    def unrepaired(self) -> float:
+        """Predicted speed-up without any repair."""
+        return _speedup(self.problem, _cheapest(self.problem, self.allowed))
 
     @property
     def fastest(self) -> float:
@@ -64,10 +71,10 @@ def predict_repairs(
     if not starts:
         return ()
     first = starts[0].problem
-    causes = dict(sorted(causes.items(), key=lambda pair: -_fp32_seconds(first, pair[1]))[:MOST_CAUSES])
+    causes = dict(sorted(causes.items(), key=lambda pair: -_fp32_seconds(first, pair[1].names))[:MOST_CAUSES])
 
     def repair(*group: str) -> Repair:
-        return _best(starts, group, {name for cause in group for name in causes[cause]}, before, rewrites)
+        return _best(starts, group, _Cause.joined(causes[cause] for cause in group), before, rewrites)
 
     repairs = [repair(cause) for cause in causes]
     joint = repair(*causes)
@@ -103,14 +110,48 @@ def _allowed(plan: Plan, budget: float) -> float:
     return max(MARGIN * budget / correction, predicted)
 
 
-def _causes(findings: Sequence[Finding]) -> dict[str, set[str]]:
+@dataclass(frozen=True)
+class _Cause:
+    """The operations of one or more causes of findings. inexact: those that a repair makes exact; mixed: those that get
+    two dtypes and raise; made: those of `mixed` whose fix makes the FP32 values in low precision from the start."""
+
+    inexact: frozenset[str] = frozenset()
+    mixed: frozenset[str] = frozenset()
+    made: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All operations."""
+        return self.inexact | self.mixed
+
+    @classmethod
+    def of(cls, finding: Finding) -> _Cause:
+        """The operations of one finding."""
+        operations = frozenset({finding.node, *finding.evidence.get(OTHERS, ())})
+        if "dtype_fix" not in finding.evidence:
+            return cls(inexact=operations)
+        is_made = changes_where_made(str(finding.evidence["dtype_fix"]))
+        return cls(mixed=operations, made=operations if is_made else frozenset())
+
+    @classmethod
+    def joined(cls, causes: Iterable[_Cause]) -> _Cause:
+        """The operations of several causes."""
+        result = cls()
+        for cause in causes:
+            inexact = result.inexact | cause.inexact
+            mixed = result.mixed | cause.mixed
+            result = cls(inexact, mixed, result.made | cause.made)
+        return result
+
+
+def _causes(findings: Sequence[Finding]) -> dict[str, _Cause]:
     """{cause: its operations}, of problems: errors and warnings about precision, or about dtypes that make a run raise."""
-    result: dict[str, set[str]] = {}
+    result: dict[str, _Cause] = {}
     for finding in findings:
         is_repairable = finding.measurable or finding.rule.startswith(FAILURES)
         if finding.node and finding.severity != "info" and is_repairable:
-            operations = {finding.node, *finding.evidence.get(OTHERS, ())}
-            result.setdefault(finding.cause, set()).update(operations)
+            known = result.get(finding.cause, _Cause())
+            result[finding.cause] = _Cause.joined((known, _Cause.of(finding)))
     return result
 
 
@@ -121,28 +162,46 @@ def _fp32_seconds(problem: Problem, names: Collection[str]) -> float:
 
 
 def _best(
-    starts: Sequence[_Start], causes: tuple[str, ...], names: Collection[str], before: float, rewrites: _Rewrites
+    starts: Sequence[_Start], causes: tuple[str, ...], cause: _Cause, before: float, rewrites: _Rewrites
 ) -> Repair:
-    """The fastest plan of all strategies and formats after the repair of the operations `names`."""
+    """The fastest plan of all strategies and formats after the repair of a cause, or of several at once.
+
+    A plan that is predicted to be as fast without the repair gains nothing by it: runs have refuted that prediction.
+    """
     repairs = []
     for start in starts:
-        for problem in _ways(start.problem, names, rewrites):
-            point = problem.cheapest(start.allowed)
-            low = problem.evaluate(())
-            if low.predicted_error <= start.allowed / MARGIN and low.seconds <= point.seconds:
-                point = low  # as in a search, everything in low precision may use the whole budget
+        for problem in _ways(start.problem, cause, rewrites):
+            point = _cheapest(problem, start.allowed)
+            speedup = _speedup(problem, point)
+            if speedup < LEAST_GAIN * start.unrepaired:
+                speedup = min(speedup, before)
             kept = {module_of(path) for path in point.high} if point.high else set()
-            repairs.append(Repair(causes, start.plan.name, _speedup(problem, point), before, len(kept)))
+            repairs.append(Repair(causes, start.plan.name, speedup, before, len(kept)))
     return max(repairs, key=attrgetter("speedup"))
 
 
-def _ways(problem: Problem, names: Collection[str], rewrites: _Rewrites) -> Iterator[Problem]:
+def _cheapest(problem: Problem, allowed: float) -> Candidate:
+    """The fastest choice of precisions within a predicted error."""
+    point = problem.cheapest(allowed)
+    low = problem.evaluate(())
+    # As in a search, everything in low precision may use the whole budget.
+    return low if low.predicted_error <= allowed / MARGIN and low.seconds <= point.seconds else point
+
+
+def _ways(problem: Problem, cause: _Cause, rewrites: _Rewrites) -> Iterator[Problem]:
     """The problem after a repair: where operands had two dtypes, with FP32 values converted where they meet low-precision
-    ones, or made in low precision from the start."""
-    mixtures = _mixtures(problem, names)
-    after = repaired(problem, names, rewrites, mixtures)
+    ones, or, if that is the fix, made in low precision from the start."""
+    mixtures = _mixtures(problem, cause.names)
+    graph = {node.name: node for node in problem.capture.graph_module.graph.nodes}
+    in_fp32 = {name for name, one in mixtures.items() if name not in cause.made and writes_into_fp32(graph[name], one)}
+    converted = {
+        name: one if name in cause.made else replace(one, chain=())  # only what the operation itself reads
+        for name, one in mixtures.items()
+        if name not in in_fp32
+    }
+    after = repaired(problem, {*cause.inexact, *in_fp32}, rewrites, converted)
     yield after
-    made = frozenset(name for one in mixtures.values() for name in one.written)
+    made = frozenset(name for reader, one in mixtures.items() if reader in cause.made for name in one.written)
     if made:
         left_out = {name: Cost(0, 0, True) for name in made if operation(problem.capture.nodes[name].op).cast}
         yield replace(after, made_low=made, costs={**after.costs, **left_out})

@@ -19,7 +19,7 @@ from ..loading.inputs import shapes_of
 from ..measure.causes import storage_notes
 from ..numerics.devices import NATIVE_CPU
 from ..numerics.formats import FORMATS, runs
-from ..plan.recommend import kept_apart, outcome
+from ..plan.recommend import blocking_limits, flipped_words, kept_apart, outcome
 from ..records import Batch, InputRange, NodeReport, Plan, Subject, Verification
 from ..records.audit import FILES, Audit
 from ..records.decisions import Decision
@@ -159,8 +159,17 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     if chosen.before == "fails to run":
         before = "the model fails to run"
     elif audit.criteria:
-        before = f"the largest share of a limit is {chosen.before}"
+        before = _flips_beyond(chosen.baseline) or f"the largest share of a limit is {chosen.before}"
     return headline, f"{proof} Without the plan, in {chosen.title}, {before}."
+
+
+def _flips_beyond(run: Verification | None) -> str:
+    """The entries that change beyond their limits in a run, with the options that allow this; "" if the run violates
+    other limits, too, or none."""
+    violated = [one for one in run.criteria if not one.holds] if run is not None else []
+    if not violated or not all(map(flipped_words, violated)):
+        return ""
+    return blocking_limits(violated)
 
 
 def _verdict_without_plan(audit: Audit) -> tuple[str, str]:

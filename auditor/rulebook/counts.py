@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from ..numerics.nodes import arguments_with_defaults, dtype, row_of, shape, source
+from ..numerics.nodes import adds_by_index, arguments_with_defaults, dtype, row_of, shape, source
 from ..records import Magnitudes
 from .values import nearest_range
 
@@ -44,13 +44,12 @@ def facts_of_counts(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> dict[str
 
 def _terms(node: fx.Node) -> fx.Node | float | None:
     """What an indexed addition adds; None for other operations."""
-    if node.op != "call_function" or (name := _TERMS.get(row_of(node).packet)) is None:
+    name = _TERMS.get(row_of(node).packet)
+    if name is None or not adds_by_index(node):
         return None
     given = arguments_with_defaults(node)
-    adds = given["accumulate"] if "accumulate" in given else given.get("reduce", "overwrites") in ("sum", "add")
     terms = given.get(name, given.get("value"))
-    known = isinstance(terms, (fx.Node, int, float))
-    return terms if known and (adds or row_of(node).packet in ("index_add", "scatter_add")) else None
+    return terms if isinstance(terms, (fx.Node, int, float)) else None
 
 
 def _number(node: fx.Node) -> int | None:

@@ -31,6 +31,21 @@ _ADDING = ("index_add", "scatter_add", "scatter_reduce", "index_put", "_index_pu
 """Operations that add terms to entries of their first argument, which an index names."""
 _WRITTEN = ("source", "values", "src")
 """Names of arguments whose values an operation writes into its argument `self`."""
+_WHERE_MADE = ("`.to(", "`dtype=", "`self.register_buffer")
+"""How a fix begins that changes the lines that make the FP32 values."""
+
+
+def changes_where_made(fix: str) -> bool:
+    """Whether the fix of an operation with two dtypes (`Describer.fix`) makes the FP32 values in low precision from the
+    start; otherwise it converts arguments in the operation's line."""
+    return fix.startswith(_WHERE_MADE)
+
+
+def writes_into_fp32(node: fx.Node, mixture: Mixture) -> bool:
+    """Whether an operation with two dtypes writes low-precision values into an FP32 tensor."""
+    conversion = _conversion(node, mixture)
+    target = node.args[0] if node.args else None
+    return conversion.target == "self" and isinstance(target, fx.Node) and target.name in mixture.wide
 
 
 class Describer:

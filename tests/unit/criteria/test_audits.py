@@ -169,6 +169,33 @@ def test_a_mask_may_not_flip_by_default() -> None:
     assert "To allow a share X of the entries to differ: --criterion 'mask: flips <= X'" in flat
 
 
+class Tagger(nn.Module):
+    """Tags of 120 words. The scores of the two best tags differ by 3e-4, which only the last layer's rounding decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        self.last = nn.Linear(64, 30)
+        with torch.no_grad():
+            self.last.weight[1] = self.last.weight[0] * (1 + 3e-4)
+            self.last.bias[:2] += 3
+            self.last.bias[1] = self.last.bias[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.body(x)).argmax(-1)
+
+
+def test_a_plan_for_a_default_limit_says_how_many_entries_change_without_it() -> None:
+    found = auditor.audit(seeded(Tagger), normal(120, 64), device="cpu", formats="fp16", strategies="autocast")
+    verdict = " ".join(REPORTERS["text"](found).split()).partition("To do")[0]
+    without = verdict.partition("Without the plan, in FP16 under autocast, ")[2]
+    assert (
+        " of 120 entries of `output` change, and the limit is `output: flips <= 0`; to allow this: --criterion"
+        in without
+    )
+    assert "largest share" not in without
+
+
 def mask_of(self: Any, x: Tensor) -> dict[str, Tensor]:
     """A mask of 16 entries for each row, above 0."""
     return {"mask": self.body(x) > 0}
@@ -217,6 +244,38 @@ def test_choices_in_floating_point_may_flip_as_integers_may_and_counts_are_numbe
     flat = unescape(" ".join(REPORTERS["md"](found).split()).replace("\\", ""))
     assert "By default count may have a relative error of 0.01, since it counts choices" in flat
     assert "By default no entry of classes may differ" in flat
+
+
+def counts_of(self: Any, x: Tensor) -> dict[str, Tensor]:
+    """Histograms of choices, numbers computed from counts, and choices computed from counts, beside their scores."""
+    scores = self.body(x)
+    chosen = scores.argmax(-1)
+    ones, empty = torch.ones_like(chosen), torch.zeros(16, dtype=torch.long)
+    histogram = empty.index_add(0, chosen, ones)
+    return {
+        "scores": scores,
+        "index_add": histogram,
+        "scatter_add": empty.scatter_add(0, chosen, ones),
+        "index_put": empty.index_put((chosen,), ones, accumulate=True),
+        "pairs": torch.stack([2 * histogram.clamp(max=100), histogram.max() - histogram]),
+        "written": empty.index_put((chosen,), ones),
+        "most": histogram.argmax()[None],
+        "doubled": 2 * chosen[:8],
+    }
+
+
+def test_histograms_and_numbers_computed_from_counts_are_numbers() -> None:
+    found = auditor.audit(net(counts_of), normal(128, 6), device="cpu", formats=("bf16",))
+    assert set(found.criteria) == {
+        "index_add: rel_l2 <= 0.01",
+        "scatter_add: rel_l2 <= 0.01",
+        "index_put: rel_l2 <= 0.01",
+        "pairs: rel_l2 <= 0.01",
+        "written: flips <= 0",
+        "most: flips <= 0",
+        "doubled: flips <= 0",
+        "the other outputs: rel_l2 <= 0.01",
+    }
 
 
 def test_few_pixels_of_a_floating_point_mask_do_not_keep_a_model_in_fp32() -> None:

@@ -239,6 +239,15 @@ def test_the_limit_that_blocks_is_named_with_the_option_that_allows_it(
     assert ("nothing kept in FP32" in reason) is not low
 
 
+def test_of_many_limits_that_block_the_most_violated_are_named() -> None:
+    masks = [replace(MASK, output=f"mask{index}", share=2.0 + index) for index in range(4)]
+    run = Verification(5.0, criteria=tuple(masks))
+    reason = recommend(plans(replace(BASE, verification=run)), 1.0, baselines={BASE.name: run})[1]
+    assert reason.index("`mask3: flips <= 0`") < reason.index("`mask2: flips <= 0`")
+    assert "`mask1" not in reason
+    assert reason.endswith("; and 2 more limits are exceeded.")
+
+
 @pytest.mark.parametrize("error", [0.00011, 0.01])
 def test_an_error_within_the_budget_is_never_the_smallest_reachable(error: float) -> None:
     name, reason = recommend(plans(replace(BASE, verification=Verification(error))), 0.01)

@@ -113,3 +113,28 @@ def test_two_problems_in_one_module_are_repaired_together() -> None:
     assert most.gain > 1.01 * max(alone, default=1.0)
     assert most.kept == 0
     assert sum(cause.gain > 1 for cause in causes(found).to_do) == 2
+
+
+class Cached(nn.Module):
+    """Keys are written into an FP32 cache, and a bias of positions is FP32: two problems of two dtypes in one model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache = torch.zeros(x.shape[0], 64, 64)
+        keys = cache.index_copy(1, torch.arange(x.shape[1]), self.key(x))
+        bias = -0.1 * torch.arange(64).float()
+        scores = torch.baddbmm(bias.expand(*x.shape[:2], -1), self.query(x), keys.transpose(1, 2))
+        return scores.softmax(-1)
+
+
+def test_the_repair_of_one_line_with_two_dtypes_does_not_repair_another() -> None:
+    """The fixes convert arguments in their own lines, so that either alone leaves the other line to raise an error."""
+    found = audit_of(Cached(), torch.randn(4, 20, 64, generator=torch.Generator().manual_seed(1)))
+    rules = {finding.cause: finding.rule for finding in found.findings}
+    alone = {rules[repair.causes[0]] for repair in found.repairs if len(repair.causes) == 1}
+    assert {"DTY001", "DTY002"} <= set(rules.values())
+    assert not alone & {"DTY001", "DTY002"}
