@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.nn.utils import clip_grad
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer
 
 from ...capture.source import kind_of, line_of, written_at
@@ -23,7 +23,7 @@ from ...errors import AuditorError
 from ...isolation.tensors import plain_torch
 from ...numerics.entries import entries, tensors_in
 from .byhand import BY_HAND, is_scaled_by_hand
-from .factors import divisors_of, factors_of, given_factor
+from .factors import divisors_of, factors_of, given_factor, terms_of
 from .inner import LOST, Run, lost_without_scale
 from .result import StepFinding
 from .trials import EXPLAINED, OF_SCALE, leaves_of
@@ -80,7 +80,7 @@ class Observer:
     scaled loss, with a graph. tried_lines: those of such calls in steps that depend on no loss scale, by a trial;
     independent_steps: these steps.
     constant_line: of the last `scaler.update(new_scale)`. root_factors: by which the step multiplied its last loss, the last
-    factor first. scales_by_hand, scales_fp16_by_hand: whether a loss was multiplied by a loss scale without a GradScaler, and
+    factor first. root_terms: (factors, node of its graph) of each term of that loss. scales_by_hand, scales_fp16_by_hand: whether a loss was multiplied by a loss scale without a GradScaler, and
     FP16 operations led to it.
     """
 
@@ -112,6 +112,7 @@ class Observer:
         self._has_closure = False  # whether the optimizer's `step` that runs has a closure
         self._lost: float | None = None  # part of the gradients of a loss without a scale that underflows, if measured
         self.root_factors: tuple[float, ...] = ()
+        self.root_terms: list[tuple[tuple[float, ...], Any]] = []
         self.scales_by_hand, self.scales_fp16_by_hand = False, False
         self._taken = dict[torch.Tensor, tuple[torch.Tensor, _Gradient]]()  # gradients of this step by `autograd.grad`
         self._wrap()
@@ -177,11 +178,14 @@ class Observer:
             scaler, is_fp16, factors = self._origin(roots)
             divisors = divisors_of(roots, self._scaled)
             factors = [*given_factor(gradients), *factors]
+            terms = self._terms(roots, gradients)
             line = self.line()
         if scaler is None and kwargs["accumulate_grad"]:
             self.root_factors = tuple(1 / x for x in factors)
+            self.root_terms = terms
             is_scale = is_scaled_by_hand(math.prod(self.root_factors), is_fp16)
-            self.scales_by_hand = self.scales_by_hand or is_scale
+            is_part = any(is_scaled_by_hand(math.prod(each), is_fp16) for each, _ in self.root_terms)
+            self.scales_by_hand = self.scales_by_hand or is_scale or is_part
             self.scales_fp16_by_hand = self.scales_fp16_by_hand or (is_scale and is_fp16)
         self.root_scale = self._scale_of(scaler)
         if not kwargs["accumulate_grad"]:
@@ -229,7 +233,8 @@ class Observer:
                 before = kept[p]
                 made.kept = before.kept or before.state == "used"
                 made.after_unscale = line if before.state == "unscaled" else before.after_unscale
-                made.updated = before.updated if before.state == "scaled" else ""
+                is_same = before.state == "scaled" and before.scaler == made.scaler
+                made.updated = before.updated if is_same else ""
                 if before.state == made.state == "scaled" and before.scaler != made.scaler:
                     made.scaler = SEVERAL
                 elif before.state == "plain" and made.state == "scaled":  # the earlier loss lacks its scale
@@ -361,7 +366,7 @@ class Observer:
     def _origin(self, roots: Any) -> tuple[GradScaler | None, bool, list[float]]:
         """The scaler of a loss; whether FP16 operations led to it; the numbers that divide it last (1/x for a factor x)."""
         nodes = [x.grad_fn for x in tensors_in(roots) if x.grad_fn is not None]
-        factors = list(factors_of(nodes[0], self._scaled)) if len(nodes) == 1 else []
+        factors = factors_of(nodes[0], self._scaled) if len(nodes) == 1 else []
         seen, scaler, is_fp16 = {*nodes}, None, False
         for node in nodes:  # grows
             scaler = scaler or self._scaled.get(node)
@@ -372,6 +377,15 @@ class Observer:
             seen.update(fresh)
             nodes += dict.fromkeys(fresh)
         return scaler, is_fp16, factors
+
+    def _terms(self, roots: Any, gradients: Any) -> list[tuple[tuple[float, ...], Any]]:
+        """(factors, node of its graph) of each term of one loss."""
+        nodes = [x.grad_fn for x in tensors_in(roots) if x.grad_fn is not None]
+        if len(nodes) != 1:
+            return []
+        given = given_factor(gradients)
+        terms = terms_of(nodes[0], self._scaled, reads_means=True)
+        return [(tuple(1 / x for x in (*given, *divided_by)), node) for divided_by, node in terms]
 
     def _scale_of(self, scaler: GradScaler | None) -> float:
         return 1.0 if scaler is None or scaler._scale is None else float(scaler._scale)
@@ -455,9 +469,21 @@ class Observer:
                 is_early = id(optimizer) not in self._stepped or any(map(self._is_waiting, _parameters(optimizer)))
                 if is_early:
                     self._scheduled.setdefault(id(optimizer), self.line())
+                self._check_metric(schedule, *args, **kwargs)
             return original(schedule, *args, **kwargs)
 
         kind.step = run
+
+    def _check_metric(self, schedule: Any, metrics: Any = None, *others: Any, **named: Any) -> None:
+        """Report a schedule that compares scaled losses with each other, although the loss scale changes between them."""
+        if not isinstance(schedule, ReduceLROnPlateau) or metrics is None:
+            return
+        with plain_torch():
+            value = float(metrics)
+        scale, _ = self._values.get(value, (1.0, ""))
+        if scale != 1:
+            said = f"the schedule compares losses that are multiplied by the loss scale, {scale:g}, which changes: give it the loss itself"
+            self._report("decided-by-scaled-value", said)
 
     def _is_waiting(self, p: torch.Tensor) -> bool:
         """Whether no update has used the gradient yet."""
@@ -552,7 +578,10 @@ class Observer:
                     f"{name} updates the weights twice with the same gradients: call `step` once after each backward pass",
                 )
             elif one.state == "scaled" and one.scaler != id(scaler):
-                said = f"another GradScaler scaled the loss of {name}: use the same for `scale` and `step`"
+                if one.scaler == SEVERAL:
+                    said = f"gradients of {name} are sums of those of losses that several GradScalers scaled: call `zero_grad` between their backward passes, or use one GradScaler"
+                else:
+                    said = f"another GradScaler scaled the loss of {name}: use the same for `scale` and `step`"
                 self._report("other-scaler", said)
             elif one.kept:
                 said = f"gradients of {name} are added to gradients of the last update: call `zero_grad` once for each update"

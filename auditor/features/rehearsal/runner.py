@@ -272,7 +272,7 @@ class StepRunner:
                 gradients = over_tensors(lambda x: x * self._loss_factor, gradients)
             result = self._observer.backward(original, roots, gradients, *args, **kwargs)
             if self._trace is not None and kwargs["accumulate_grad"]:
-                self._trace.after_backward(roots, self._observer.root_factors)
+                self._trace.after_backward(roots, self._observer.root_factors, self._observer.root_terms)
             if kwargs["accumulate_grad"]:
                 self.result.backward_passes += not self.result.losses
                 losses_scale = self._observer.root_scale
