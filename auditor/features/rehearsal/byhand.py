@@ -60,6 +60,8 @@ def judge_by_hand(first: Trial, second: Trial, is_fp16: bool, step: int) -> Step
     """
     if first.failure or second.failure or not second.updates or not second.factors:
         return None
+    if second.is_changed_inside:  # the optimizer's own `step` may divide
+        return None
     if not first.factors or len({*first.factors}) > 1 or len({*second.factors}) > 1:
         return None
     factors = second.factors[-1]

@@ -26,7 +26,7 @@ from .byhand import BY_HAND, is_scaled_by_hand
 from .factors import divisors_of, factors_of, given_factor, terms_of
 from .inner import LOST, Run, lost_without_scale
 from .result import StepFinding
-from .trials import EXPLAINED, OF_SCALE, leaves_of
+from .trials import EXPLAINED, OF_SCALE, are_changed, identity_of, leaves_of
 
 NODES = 4_000
 """Maximum number of nodes of a gradient's graph that are searched for a scaled loss and for FP16."""
@@ -68,8 +68,14 @@ class _Gradient:
     factor: float = 1.0
 
 
-def _identity(p: torch.Tensor) -> tuple[int, int]:
-    return id(p.grad), -1 if p.grad is None else p.grad._version
+@dataclass(frozen=True)
+class _Undivided:
+    """Gradients that an optimizer's `step` gets with the factor of the loss. text, line: of the finding. identities: of the
+    gradients before."""
+
+    text: str
+    line: str
+    identities: dict[torch.Tensor, tuple[int, int]]
 
 
 class Observer:
@@ -109,6 +115,9 @@ class Observer:
         self.tried_lines = set[str]()
         self.independent_steps = set[int]()
         self._is_measured = False
+        self._undivided = dict[
+            int, _Undivided
+        ]()  # {optimizer whose `step` runs: its gradients of a loss scaled by hand}
         self._has_closure = False  # whether the optimizer's `step` that runs has a closure
         self._lost: float | None = None  # part of the gradients of a loss without a scale that underflows, if measured
         self.root_factors: tuple[float, ...] = ()
@@ -212,7 +221,7 @@ class Observer:
         with plain_torch():
             nonzero = {p for p in parameters if p.grad is not None and bool(entries(p.grad).any())}
         kept = {p: known for p in nonzero if (known := self._known(p))}
-        identities = {p: _identity(p) for p in parameters if p.grad is not None}
+        identities = {p: identity_of(p) for p in parameters if p.grad is not None}
         if self._is_measured and scaler is None and is_fp16 and math.prod(self.root_factors) < BY_HAND:
             self._measure_lost(original, roots, gradients)
         result = original(roots, gradients, *args, **kwargs)
@@ -220,7 +229,7 @@ class Observer:
         self._divisors.append([*given_factor(gradients), *divisors])
         of_loss = self._made_gradient(scaler, is_fp16, factors, line)
         for p in parameters:
-            identity = _identity(p)
+            identity = identity_of(p)
             if p.grad is None or identity == identities.get(p):
                 continue
             self._zeroed.pop(p, None)
@@ -288,7 +297,8 @@ class Observer:
             )
         elif direct and (known := states.get("by hand")) and known.fp16:
             said = f"the loss is multiplied by {known.factor:g}, and {name}.step() uses its gradients as they are: divide them by it before, or use a GradScaler"
-            self._report("update-with-scaled-gradients", said)
+            identities = {p: identity_of(p) for p in _parameters(optimizer)}
+            self._undivided[id(optimizer)] = _Undivided(said, self.line(), identities)
         elif direct and (known := states.get("plain")) and known.fp16:
             self._report_no_scaler(known.line)
         passes = len(self._divided)
@@ -302,6 +312,13 @@ class Observer:
         self._forget_passes()
         self._discarded = ""
         self._set_state(optimizer, "used")
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """After an optimizer's `step`: report the factor of a loss in its gradients, unless it has divided them itself, as a
+        wrapper of an optimizer may do."""
+        one = self._undivided.pop(id(optimizer), None)
+        if one is not None and not are_changed(one.identities):
+            self._report("update-with-scaled-gradients", one.text, one.line)
 
     def _forget_passes(self) -> None:
         self._divided.clear()
@@ -398,12 +415,12 @@ class Observer:
             self._gradients[p] = taken
             del self._taken[p]
         known = self._gradients.get(p)
-        return known if known is not None and known.identity == _identity(p) else None
+        return known if known is not None and known.identity == identity_of(p) else None
 
     def _set_state(self, optimizer: Optimizer, state: str) -> None:
         for p in _parameters(optimizer):
             if p in self._gradients and p.grad is not None:
-                self._gradients[p].state, self._gradients[p].identity = state, _identity(p)
+                self._gradients[p].state, self._gradients[p].identity = state, identity_of(p)
 
     def line(self) -> str:
         """The user's line that runs; "" without one."""
@@ -646,7 +663,7 @@ class Observer:
             )
         result = call(listed, *args, **kwargs)
         for p, one in known.items():
-            one.identity = _identity(p)
+            one.identity = identity_of(p)
         return result
 
 

@@ -338,6 +338,10 @@ class StepRunner:
                 stack.enter_context(plain_torch())
             yield given
         with plain_torch():
+            if self._trace is not None:
+                self._trace.after_update(optimizer)
+            if as_written:
+                self._observer.after_update(optimizer)
             if self._broken is None and not all(map(all_finite, self._parameters)):
                 self._broken = "" if self._broken_inside else f"the update of {kind}, from finite gradients"
             if given is not None:

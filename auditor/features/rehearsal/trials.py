@@ -125,7 +125,7 @@ class Trial:
     gradients of parameters that no optimizer has, such as FP16 copies of the weights. weights: {parameter: (norm, root of
     its number of entries)}, before the update. changes: {parameter: the change of the weight by the whole step}, as NumPy arrays.
     written_lines: {parameter: the last line that writes to it outside of optimizers}. kept_line: of the first `backward`, if it
-    adds to gradients of such copies."""
+    adds to gradients of such copies. is_changed_inside: whether an optimizer's `step` changes gradients itself."""
 
     gradients: dict[str, Any] = field(default_factory=dict)
     writes: dict[str, list[Write]] = field(default_factory=dict)
@@ -147,6 +147,7 @@ class Trial:
     changes: dict[str, Any] = field(default_factory=dict)
     written_lines: dict[str, str] = field(default_factory=dict)
     kept_line: str = ""
+    is_changed_inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,9 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count, self._hook, self._pass_line = 0, "", ""
         self._passes = 0
         self._is_by_hand = not [*scalers]
+        self._before_update = dict[
+            int, dict[torch.Tensor, tuple[int, int]]
+        ]()  # {optimizer: identities of its gradients}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -405,6 +409,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def before_update(self, optimizer: Optimizer) -> None:
         """Record an update before it runs, whether a GradScaler or the user's code calls the optimizer."""
         self._settle()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._before_update[id(optimizer)] = {p: identity_of(p) for p in parameters}
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         found = getattr(optimizer, "found_inf", None)  # GradScaler sets it on fused optimizers
         is_skipped = found is not None and bool(found)
@@ -418,6 +424,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if lines and all(lines) and not any(bool(entries(x).any()) for x in gradients):
             self.trial.emptied_line = lines[0]
 
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Record whether an optimizer's `step` has changed gradients itself."""
+        self.trial.is_changed_inside |= are_changed(self._before_update.pop(id(optimizer), {}))
+
     def fail(self, error: BaseException) -> None:
         """Note the exception that ended the step. error: with the user's exception as cause."""
         cause = error.__cause__ or error
@@ -425,6 +435,17 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         said = f": {cause}" if str(cause) else ""
         self.trial.failure = f"{type(cause).__name__}{said}"
         self.trial.failure_line = line_of(own[-1]) if own else ""
+
+
+def identity_of(p: torch.Tensor) -> tuple[int, int]:
+    """What changes whenever the gradient of `p` is changed or replaced."""
+    return id(p.grad), -1 if p.grad is None else p.grad._version
+
+
+def are_changed(identities: Mapping[torch.Tensor, tuple[int, int]]) -> bool:
+    """Whether gradients were changed since their identities were taken, and not only set to zero."""
+    changed = (p.grad for p, identity in identities.items() if identity_of(p) != identity)
+    return any(bool(entries(gradient).any()) for gradient in changed if gradient is not None)
 
 
 def leaves_of(roots: Any) -> Iterator[torch.Tensor]:

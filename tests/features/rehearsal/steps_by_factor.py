@@ -398,3 +398,9 @@ def bare_tensors_updated_by_gradients_of_the_copies(s: Loop, x: Any, y: Any) -> 
     s.copies.zero_grad()
     (nn.functional.cross_entropy(s.copies(x.half()).float(), y) * 256).backward()
     update_masters(s, 256)
+
+
+@right
+def divided_inside_of_the_step_of_a_wrapper(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    s.dividing.step()
