@@ -60,6 +60,8 @@ def judge_by_hand(first: Trial, second: Trial, is_fp16: bool, step: int) -> Step
     """
     if first.failure or second.failure or not second.updates or not second.factors:
         return None
+    if second.is_changed_inside:  # the optimizer's own `step` may divide
+        return None
     if not first.factors or len({*first.factors}) > 1 or len({*second.factors}) > 1:
         return None
     factors = second.factors[-1]
@@ -80,6 +82,65 @@ def judge_by_hand(first: Trial, second: Trial, is_fp16: bool, step: int) -> Step
     if found:
         return min(found, key=lambda one: one[0])[1]
     return _judge_copies(first, second, factor, grown, right, step)
+
+
+def judge_terms(first: Trial, second: Trial, step: int) -> StepFinding | None:
+    """A finding if gradients are divided by a number that multiplies only some of the terms of their losses.
+
+    first, second: the trials of two steps.
+    """
+    if first.failure or second.failure:
+        return None
+    grown = _largest_factor(second) / _largest_factor(first)
+    for name, writes in second.writes.items():
+        earlier = first.writes.get(name, [])
+        passes = list[Write]()  # since the last division
+        for i, write in enumerate(writes):
+            if write.operation == BACKWARD:
+                passes.append(write)
+                continue
+            divided = _division(earlier, writes, i, grown) if passes else None
+            if divided is None:
+                continue
+            bare = _pass_with_bare_term(second, name, passes, divided)
+            if bare is not None:
+                message = (
+                    f"only a part of the loss is multiplied by {divided:g}, and the gradients of all of it are divided by "
+                    "it: multiply the whole loss"
+                )
+                return StepFinding("loss-not-scaled", message, bare.line, step)
+            passes = []
+    return None
+
+
+def _largest_factor(trial: Trial) -> float:
+    return max((abs(math.prod(term.factors)) for terms in trial.terms for term in terms), default=1.0)
+
+
+def _division(earlier: list[Write], writes: list[Write], i: int, grown: float) -> float | None:
+    """The number by which write number `i` divides a gradient in both trials, or in proportion to the loss's factor; None
+    if it is no division by a loss scale."""
+    one = _shrinks_by(earlier, i)
+    other = _shrinks_by(writes, i)
+    if one is None or other is None or other < BY_HAND or not _is_same(one, other, grown):
+        return None
+    return other if _is_proportional(writes[i - 1], writes[i], other) else None
+
+
+def _pass_with_bare_term(trial: Trial, name: str, passes: list[Write], divided: float) -> Write | None:
+    """The first backward pass with a term whose gradient is not meant to be divided, if that of another term is."""
+    is_scaled = False
+    bare: Write | None = None
+    for write in passes:
+        for term in trial.terms[write.backward_pass]:
+            if name not in term.names:
+                continue
+            size = abs(math.prod(term.factors))
+            if any(_is_near(divided, one) for one in _divisors(term.factors, len(passes))):
+                is_scaled = True
+            elif bare is None and _is_meant_undivided([size], divided):
+                bare = write
+    return bare if is_scaled else None
 
 
 def judge_additions(trial: Trial, added: Trial, step: int) -> StepFinding | None:
@@ -112,7 +173,8 @@ def judge_additions(trial: Trial, added: Trial, step: int) -> StepFinding | None
 
 def _addition_before_division(usual: list[Write], added: list[Write], right: list[float]) -> tuple[Write | None, float]:
     """The first addition to a gradient whose sum is then divided by one of the numbers in `right`, and that number."""
-    ones, others = _since_backward(usual), _since_backward(added)
+    ones = _since_backward(usual) or usual  # no backward pass reaches FP32 copies of the weights
+    others = _since_backward(added) or added
     if len(ones) != len(others) or any(one.line != other.line for one, other in zip(ones, others, strict=True)):
         return None, 1.0
     addition: Write | None = None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.nn.utils import clip_grad
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer
 
 from ...capture.source import kind_of, line_of, written_at
@@ -23,10 +23,10 @@ from ...errors import AuditorError
 from ...isolation.tensors import plain_torch
 from ...numerics.entries import entries, tensors_in
 from .byhand import BY_HAND, is_scaled_by_hand
-from .factors import divisors_of, factors_of, given_factor
+from .factors import divisors_of, factors_of, given_factor, terms_of
 from .inner import LOST, Run, lost_without_scale
 from .result import StepFinding
-from .trials import EXPLAINED, OF_SCALE, leaves_of
+from .trials import EXPLAINED, OF_SCALE, are_changed, identity_of, leaves_of
 
 NODES = 4_000
 """Maximum number of nodes of a gradient's graph that are searched for a scaled loss and for FP16."""
@@ -68,8 +68,14 @@ class _Gradient:
     factor: float = 1.0
 
 
-def _identity(p: torch.Tensor) -> tuple[int, int]:
-    return id(p.grad), -1 if p.grad is None else p.grad._version
+@dataclass(frozen=True)
+class _Undivided:
+    """Gradients that an optimizer's `step` gets with the factor of the loss. text, line: of the finding. identities: of the
+    gradients before."""
+
+    text: str
+    line: str
+    identities: dict[torch.Tensor, tuple[int, int]]
 
 
 class Observer:
@@ -80,7 +86,7 @@ class Observer:
     scaled loss, with a graph. tried_lines: those of such calls in steps that depend on no loss scale, by a trial;
     independent_steps: these steps.
     constant_line: of the last `scaler.update(new_scale)`. root_factors: by which the step multiplied its last loss, the last
-    factor first. scales_by_hand, scales_fp16_by_hand: whether a loss was multiplied by a loss scale without a GradScaler, and
+    factor first. root_terms: (factors, node of its graph) of each term of that loss. scales_by_hand, scales_fp16_by_hand: whether a loss was multiplied by a loss scale without a GradScaler, and
     FP16 operations led to it.
     """
 
@@ -109,9 +115,13 @@ class Observer:
         self.tried_lines = set[str]()
         self.independent_steps = set[int]()
         self._is_measured = False
+        self._undivided = dict[
+            int, _Undivided
+        ]()  # {optimizer whose `step` runs: its gradients of a loss scaled by hand}
         self._has_closure = False  # whether the optimizer's `step` that runs has a closure
         self._lost: float | None = None  # part of the gradients of a loss without a scale that underflows, if measured
         self.root_factors: tuple[float, ...] = ()
+        self.root_terms: list[tuple[tuple[float, ...], Any]] = []
         self.scales_by_hand, self.scales_fp16_by_hand = False, False
         self._taken = dict[torch.Tensor, tuple[torch.Tensor, _Gradient]]()  # gradients of this step by `autograd.grad`
         self._wrap()
@@ -177,11 +187,14 @@ class Observer:
             scaler, is_fp16, factors = self._origin(roots)
             divisors = divisors_of(roots, self._scaled)
             factors = [*given_factor(gradients), *factors]
+            terms = self._terms(roots, gradients)
             line = self.line()
         if scaler is None and kwargs["accumulate_grad"]:
             self.root_factors = tuple(1 / x for x in factors)
+            self.root_terms = terms
             is_scale = is_scaled_by_hand(math.prod(self.root_factors), is_fp16)
-            self.scales_by_hand = self.scales_by_hand or is_scale
+            is_part = any(is_scaled_by_hand(math.prod(each), is_fp16) for each, _ in self.root_terms)
+            self.scales_by_hand = self.scales_by_hand or is_scale or is_part
             self.scales_fp16_by_hand = self.scales_fp16_by_hand or (is_scale and is_fp16)
         self.root_scale = self._scale_of(scaler)
         if not kwargs["accumulate_grad"]:
@@ -208,7 +221,7 @@ class Observer:
         with plain_torch():
             nonzero = {p for p in parameters if p.grad is not None and bool(entries(p.grad).any())}
         kept = {p: known for p in nonzero if (known := self._known(p))}
-        identities = {p: _identity(p) for p in parameters if p.grad is not None}
+        identities = {p: identity_of(p) for p in parameters if p.grad is not None}
         if self._is_measured and scaler is None and is_fp16 and math.prod(self.root_factors) < BY_HAND:
             self._measure_lost(original, roots, gradients)
         result = original(roots, gradients, *args, **kwargs)
@@ -216,7 +229,7 @@ class Observer:
         self._divisors.append([*given_factor(gradients), *divisors])
         of_loss = self._made_gradient(scaler, is_fp16, factors, line)
         for p in parameters:
-            identity = _identity(p)
+            identity = identity_of(p)
             if p.grad is None or identity == identities.get(p):
                 continue
             self._zeroed.pop(p, None)
@@ -229,7 +242,8 @@ class Observer:
                 before = kept[p]
                 made.kept = before.kept or before.state == "used"
                 made.after_unscale = line if before.state == "unscaled" else before.after_unscale
-                made.updated = before.updated if before.state == "scaled" else ""
+                is_same = before.state == "scaled" and before.scaler == made.scaler
+                made.updated = before.updated if is_same else ""
                 if before.state == made.state == "scaled" and before.scaler != made.scaler:
                     made.scaler = SEVERAL
                 elif before.state == "plain" and made.state == "scaled":  # the earlier loss lacks its scale
@@ -283,7 +297,8 @@ class Observer:
             )
         elif direct and (known := states.get("by hand")) and known.fp16:
             said = f"the loss is multiplied by {known.factor:g}, and {name}.step() uses its gradients as they are: divide them by it before, or use a GradScaler"
-            self._report("update-with-scaled-gradients", said)
+            identities = {p: identity_of(p) for p in _parameters(optimizer)}
+            self._undivided[id(optimizer)] = _Undivided(said, self.line(), identities)
         elif direct and (known := states.get("plain")) and known.fp16:
             self._report_no_scaler(known.line)
         passes = len(self._divided)
@@ -297,6 +312,13 @@ class Observer:
         self._forget_passes()
         self._discarded = ""
         self._set_state(optimizer, "used")
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """After an optimizer's `step`: report the factor of a loss in its gradients, unless it has divided them itself, as a
+        wrapper of an optimizer may do."""
+        one = self._undivided.pop(id(optimizer), None)
+        if one is not None and not are_changed(one.identities):
+            self._report("update-with-scaled-gradients", one.text, one.line)
 
     def _forget_passes(self) -> None:
         self._divided.clear()
@@ -361,7 +383,7 @@ class Observer:
     def _origin(self, roots: Any) -> tuple[GradScaler | None, bool, list[float]]:
         """The scaler of a loss; whether FP16 operations led to it; the numbers that divide it last (1/x for a factor x)."""
         nodes = [x.grad_fn for x in tensors_in(roots) if x.grad_fn is not None]
-        factors = list(factors_of(nodes[0], self._scaled)) if len(nodes) == 1 else []
+        factors = factors_of(nodes[0], self._scaled) if len(nodes) == 1 else []
         seen, scaler, is_fp16 = {*nodes}, None, False
         for node in nodes:  # grows
             scaler = scaler or self._scaled.get(node)
@@ -372,6 +394,15 @@ class Observer:
             seen.update(fresh)
             nodes += dict.fromkeys(fresh)
         return scaler, is_fp16, factors
+
+    def _terms(self, roots: Any, gradients: Any) -> list[tuple[tuple[float, ...], Any]]:
+        """(factors, node of its graph) of each term of one loss."""
+        nodes = [x.grad_fn for x in tensors_in(roots) if x.grad_fn is not None]
+        if len(nodes) != 1:
+            return []
+        given = given_factor(gradients)
+        terms = terms_of(nodes[0], self._scaled, reads_means=True)
+        return [(tuple(1 / x for x in (*given, *divided_by)), node) for divided_by, node in terms]
 
     def _scale_of(self, scaler: GradScaler | None) -> float:
         return 1.0 if scaler is None or scaler._scale is None else float(scaler._scale)
@@ -384,12 +415,12 @@ class Observer:
             self._gradients[p] = taken
             del self._taken[p]
         known = self._gradients.get(p)
-        return known if known is not None and known.identity == _identity(p) else None
+        return known if known is not None and known.identity == identity_of(p) else None
 
     def _set_state(self, optimizer: Optimizer, state: str) -> None:
         for p in _parameters(optimizer):
             if p in self._gradients and p.grad is not None:
-                self._gradients[p].state, self._gradients[p].identity = state, _identity(p)
+                self._gradients[p].state, self._gradients[p].identity = state, identity_of(p)
 
     def line(self) -> str:
         """The user's line that runs; "" without one."""
@@ -455,9 +486,21 @@ class Observer:
                 is_early = id(optimizer) not in self._stepped or any(map(self._is_waiting, _parameters(optimizer)))
                 if is_early:
                     self._scheduled.setdefault(id(optimizer), self.line())
+                self._check_metric(schedule, *args, **kwargs)
             return original(schedule, *args, **kwargs)
 
         kind.step = run
+
+    def _check_metric(self, schedule: Any, metrics: Any = None, *others: Any, **named: Any) -> None:
+        """Report a schedule that compares scaled losses with each other, although the loss scale changes between them."""
+        if not isinstance(schedule, ReduceLROnPlateau) or metrics is None:
+            return
+        with plain_torch():
+            value = float(metrics)
+        scale, _ = self._values.get(value, (1.0, ""))
+        if scale != 1:
+            said = f"the schedule compares losses that are multiplied by the loss scale, {scale:g}, which changes: give it the loss itself"
+            self._report("decided-by-scaled-value", said)
 
     def _is_waiting(self, p: torch.Tensor) -> bool:
         """Whether no update has used the gradient yet."""
@@ -552,7 +595,10 @@ class Observer:
                     f"{name} updates the weights twice with the same gradients: call `step` once after each backward pass",
                 )
             elif one.state == "scaled" and one.scaler != id(scaler):
-                said = f"another GradScaler scaled the loss of {name}: use the same for `scale` and `step`"
+                if one.scaler == SEVERAL:
+                    said = f"gradients of {name} are sums of those of losses that several GradScalers scaled: call `zero_grad` between their backward passes, or use one GradScaler"
+                else:
+                    said = f"another GradScaler scaled the loss of {name}: use the same for `scale` and `step`"
                 self._report("other-scaler", said)
             elif one.kept:
                 said = f"gradients of {name} are added to gradients of the last update: call `zero_grad` once for each update"
@@ -617,7 +663,7 @@ class Observer:
             )
         result = call(listed, *args, **kwargs)
         for p, one in known.items():
-            one.identity = _identity(p)
+            one.identity = identity_of(p)
         return result
 
 

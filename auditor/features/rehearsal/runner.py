@@ -272,7 +272,7 @@ class StepRunner:
                 gradients = over_tensors(lambda x: x * self._loss_factor, gradients)
             result = self._observer.backward(original, roots, gradients, *args, **kwargs)
             if self._trace is not None and kwargs["accumulate_grad"]:
-                self._trace.after_backward(roots, self._observer.root_factors)
+                self._trace.after_backward(roots, self._observer.root_factors, self._observer.root_terms)
             if kwargs["accumulate_grad"]:
                 self.result.backward_passes += not self.result.losses
                 losses_scale = self._observer.root_scale
@@ -338,6 +338,10 @@ class StepRunner:
                 stack.enter_context(plain_torch())
             yield given
         with plain_torch():
+            if self._trace is not None:
+                self._trace.after_update(optimizer)
+            if as_written:
+                self._observer.after_update(optimizer)
             if self._broken is None and not all(map(all_finite, self._parameters)):
                 self._broken = "" if self._broken_inside else f"the update of {kind}, from finite gradients"
             if given is not None:

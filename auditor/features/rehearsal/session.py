@@ -24,7 +24,7 @@ from ...numerics.devices import NATIVE
 from ...numerics.entries import all_finite, tensors_in
 from ...training.blame import NonFiniteTrace, Trail, blame
 from ...training.step import LOSS
-from .byhand import judge_additions, judge_by_hand
+from .byhand import judge_additions, judge_by_hand, judge_terms
 from .forked import bad_step, call_forked
 from .given import name_tensors, named_tensors
 from .losing import Results, Sketching, find_origin, first_off_step
@@ -35,10 +35,12 @@ from .result import AS_WRITTEN, FP32, SCALED, LossOrigin, NonFiniteStep, Recipe,
 from .runner import StepRunner, parameters_of
 from .storage import Storage, stores_low
 from .trials import (
+    APART,
     TRIALS,
     Trace,
     Trial,
     are_comparable,
+    compare_scalers,
     compare_scales,
     judge_copies_kept,
     judge_overflow,
@@ -360,6 +362,9 @@ class Session(StepRunner):
                 plain, scaled = (call_forked(partial(self._run_trial, batch, each, False)) for each in (1.0, scale))
                 broken = call_forked(partial(self._run_trial, batch, scale, True))
                 dependent = compare_scales(plain, scaled, scale, step)
+                if dependent is None and are_comparable(plain, scaled) and self._has_several_scalers():
+                    apart = call_forked(partial(self._run_trial, batch, scale, False, apart=APART))
+                    dependent = compare_scalers(plain, apart, step)
                 if dependent is None and are_comparable(plain, scaled):
                     self._observer.tried_lines.add(scaled.inner_line)
                     if scaled.gradients:
@@ -377,6 +382,7 @@ class Session(StepRunner):
         first, second = trials[-TRIALS:]
         found = self._copies_kept(second, step)
         found = found or judge_by_hand(first, second, self._observer.scales_fp16_by_hand, step)
+        found = found or judge_terms(first, second, step)
         if found is None:
             with suppress(AuditorError):
                 added = call_forked(partial(self._run_trial, batch, 1.0, False, loss_factor=0.0))
@@ -393,15 +399,22 @@ class Session(StepRunner):
         self._call_step(batch, watch)
         return [*watch.findings(step)]
 
-    def _run_trial(self, batch: Any, scale: float, breaks: bool, tell: object, *, loss_factor: float = 1.0) -> Trial:
+    def _has_several_scalers(self) -> bool:
+        """Whether each step begins without gradients and scales its losses by several GradScalers."""
+        enabled = [one for one in self._observer.used_scalers.values() if one._enabled]
+        return self._period == 1 and len(enabled) > 1
+
+    def _run_trial(
+        self, batch: Any, scale: float, breaks: bool, tell: object, *, loss_factor: float = 1.0, apart: float = 1.0
+    ) -> Trial:
         """One step in FP32 with the user's GradScalers at a loss scale. breaks: whether gradients are made infinite.
-        loss_factor: on each loss, in addition to the user's."""
+        loss_factor: on each loss, in addition to the user's. apart: see `set_scales`."""
         self._convert(SCALED)
         self._loss_factor = loss_factor
         scalers = self._observer.used_scalers
         if (before := self._observer.scale()) is not None:
             self._observer.rescale(scale / before)
-        set_scales(scalers.values(), scale)
+        set_scales(scalers.values(), scale, apart)
         self._trace = Trace(self._parameters, self.optimizers.values(), scalers.values(), self._observer.line, breaks)
         trial = self._trace.trial
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from traceback import walk_tb
 from typing import Any
 
@@ -26,6 +26,8 @@ from ...training.blame import NO_PASS
 from .result import StepFinding
 from .sketch import apart, sketch
 
+APART = 4.0
+"""Factor between the loss scales of two GradScalers in the trial that tells them apart."""
 TRIALS = 2
 """Number of sampled steps that are tried."""
 LEAST_SCALE, USUAL_SCALE = 16.0, 65536.0
@@ -75,7 +77,7 @@ OF_SCALE = EXPLAINED | {
 class Write:
     """A change of a gradient: by `backward`, or by an operation of the user. number: order among all writes of the step.
     norm: of the gradient afterwards. loss: on which `backward` ran. hook: line of user code inside the pass. sketch: of the
-    gradient afterwards."""
+    gradient afterwards. backward_pass: number of the pass, for a write by `backward`."""
 
     number: int
     line: str
@@ -84,6 +86,15 @@ class Write:
     loss: float = 0.0
     hook: str = ""
     sketch: tuple[float, ...] = ()
+    backward_pass: int = -1
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of a loss. factors: by which the step multiplies it, the last first. names: of the parameters in its graph."""
+
+    factors: tuple[float, ...]
+    names: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -109,11 +120,12 @@ class Trial:
     step's own casts run a part of the backward pass in FP16 or BF16, which rounds differently at another scale.
     moves: changes of weights by values that are made from gradients before `unscale_`; their norms are those of the
     change. inner_line, constant_line: see `Observer`. emptied_line: of the operation that set all gradients to zero.
-    factors: those by which the step multiplies the loss of each backward pass, the last first. copies_norm: norm of the
+    factors: those by which the step multiplies the loss of each backward pass, the last first. terms: of each of these
+    losses. copies_norm: norm of the
     gradients of parameters that no optimizer has, such as FP16 copies of the weights. weights: {parameter: (norm, root of
     its number of entries)}, before the update. changes: {parameter: the change of the weight by the whole step}, as NumPy arrays.
     written_lines: {parameter: the last line that writes to it outside of optimizers}. kept_line: of the first `backward`, if it
-    adds to gradients of such copies."""
+    adds to gradients of such copies. is_changed_inside: whether an optimizer's `step` changes gradients itself."""
 
     gradients: dict[str, Any] = field(default_factory=dict)
     writes: dict[str, list[Write]] = field(default_factory=dict)
@@ -129,11 +141,13 @@ class Trial:
     constant_line: str = ""
     emptied_line: str = ""
     factors: list[tuple[float, ...]] = field(default_factory=list)
+    terms: list[list[Term]] = field(default_factory=list)
     copies_norm: float = 0.0
     weights: dict[str, tuple[float, float]] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
     written_lines: dict[str, str] = field(default_factory=dict)
     kept_line: str = ""
+    is_changed_inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,6 +159,17 @@ class _Difference:
     plain_factor: float = math.nan
     scaled_factor: float = math.nan
     plain_loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Derived:
+    """A value that is made from gradients. tensor: keeps its storage. line, operation: which made it. changes: what made it
+    from one gradient, entry by entry, its own operation last; only without a GradScaler."""
+
+    tensor: torch.Tensor
+    line: str
+    operation: str
+    changes: tuple[Write, ...] = ()
 
 
 class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -169,13 +194,17 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._parameters, self._optimizers, self._scalers = parameters, [*optimizers], scalers
         self._line, self._breaks = line, breaks
         self._storages = dict[torch.Tensor, int]()  # of gradients that are not divided by the scale yet
-        self._derived = dict[int, tuple[torch.Tensor, str, str]]()  # by storage: (tensor, line, operation)
+        self._derived = dict[int, _Derived]()  # by storage
+        self._kept: list[torch.Tensor] = []  # every gradient of the step, so that no other storage gets its address
         self._weights = dict[torch.Tensor, torch.Tensor]()  # before the first change by hand
         self._emptied = dict[int, str]()  # {storage of a gradient: line that set it to zero}
         self._copies = dict[torch.Tensor, int]()  # {parameter that no optimizer has: storage of its gradient}
         self._count, self._hook, self._pass_line = 0, "", ""
         self._passes = 0
         self._is_by_hand = not [*scalers]
+        self._before_update = dict[
+            int, dict[torch.Tensor, tuple[int, int]]
+        ]()  # {optimizer: identities of its gradients}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -240,23 +269,60 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 norm = float((p.detach() - before).double().norm())
                 self._count += 1
                 self.trial.moves.setdefault(self._parameters[p], []).append(Write(self._count, line, name, norm))
-        for x in tensors_in(result):
-            self._derived |= {key: (x, line, name) for key in _keys(x) if key not in self._storages.values()}
+        results = tensors_in(result) or written
+        for i, x in enumerate(results):
+            keys = [key for key in _keys(x) if key not in self._storages.values()]
+            changes = self._changes_to(x, i, len(results), (args, kwargs), line, name) if keys else ()
+            self._derived |= {key: _Derived(x, line, name, changes) for key in keys}
+
+    def _changes_to(
+        self, x: torch.Tensor, place: int, count: int, arguments: Any, line: str, operation: str
+    ) -> tuple[Write, ...]:
+        """What made a result of an operation from a gradient, entry by entry. place: of the result among `count` results."""
+        if not self._is_by_hand:
+            return ()
+        args, kwargs = arguments
+        lists = [each for each in args if isinstance(each, list | tuple) and len(each) == count]
+        inputs = [each[place] for each in lists] or tensors_in((args, kwargs))
+        of_gradients = {*self._storages.values(), *self._copies.values()}
+        for source in inputs:
+            keys = _keys(source) if isinstance(source, torch.Tensor) and source.numel() == x.numel() else []
+            before = next((self._derived[key].changes for key in keys if key in self._derived), ())
+            if before or not of_gradients.isdisjoint(keys):
+                norm = float(entries(x.detach()).double().norm())
+                return (*before, Write(0, line, operation, norm, sketch=tuple(sketch(x))))
+        return ()
 
     def _settle(self) -> None:
         """Note gradients that the user replaced by other tensors."""
         for p, before in [*self._storages.items()]:
             key = next(iter(_keys(p.grad)), before) if p.grad is not None else before
             if key != before:
-                _, line, operation = self._derived.get(key, (None, self._line(), "an assignment"))
+                self._keep(p)
                 self._storages[p] = key
-                self._add(p, line, operation)
+                self._add_replaced(p, key)
         for p in self._parameters if self._copies else ():
             key = next(iter(_keys(p.grad)), 0)
             if p not in self._storages and (key in self._derived or key in self._copies.values()):
-                _, line, operation = self._derived.get(key, (None, self._line(), "an assignment"))
+                self._keep(p)
                 self._storages[p] = key
-                self._add(p, line, operation)
+                self._add_replaced(p, key)
+
+    def _keep(self, p: torch.Tensor) -> None:
+        """Keep the storage of a gradient until the trial ends."""
+        if p.grad is not None:
+            self._kept.append(p.grad.detach())
+
+    def _add_replaced(self, p: torch.Tensor, key: int) -> None:
+        """Record a gradient that the user replaced by another tensor, whose storage is `key`, and all that made that one."""
+        made = self._derived.get(key)
+        if made is None:
+            self._add(p, self._line(), "an assignment")
+            return
+        for change in made.changes[:-1]:
+            self._count += 1
+            self.trial.writes[self._parameters[p]].append(replace(change, number=self._count))
+        self._add(p, made.line, made.operation)
 
     def _add(self, p: torch.Tensor, line: str, operation: str, **about: Any) -> None:
         if p.grad is not None:
@@ -277,12 +343,17 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.trial.kept_line = self._pass_line
             self._passes += 1
 
-    def after_backward(self, roots: Any, factors: Iterable[float]) -> None:
+    def after_backward(
+        self, roots: Any, factors: Iterable[float], terms: Iterable[tuple[tuple[float, ...], Any]]
+    ) -> None:
         """After a backward pass: record each parameter's gradient; a trial of an overflow first makes some of them infinite.
 
-        roots: the tensors at which the pass began, usually the loss. factors: by which the step multiplied it.
+        roots: the tensors at which the pass began, usually the loss. factors: by which the step multiplied it. terms:
+        (factors, node of its graph) of each term of the loss.
         """
         self.trial.factors.append(tuple(factors))
+        self.trial.terms.append([Term(each, self._names_in(node)) for each, node in terms if self._is_by_hand])
+        backward_pass = len(self.trial.factors) - 1
         with plain_torch():
             if self._note_copies(roots):
                 return
@@ -291,11 +362,17 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._break(optimizer)
             for p in self._parameters:
                 if keys := _keys(p.grad):
+                    self._keep(p)
                     self._storages[p] = keys[0]
                     self._emptied.pop(keys[0], None)
                     if p not in self._weights:
                         self._weights[p] = p.detach().clone()
-                    self._add(p, self._pass_line, BACKWARD, loss=loss, hook=self._hook)
+                    self._add(p, self._pass_line, BACKWARD, loss=loss, hook=self._hook, backward_pass=backward_pass)
+
+    def _names_in(self, node: Any) -> frozenset[str]:
+        """The names of the trained parameters in the graph of a node."""
+        leaves = leaves_of_nodes([] if node is None else [node])
+        return frozenset(self._parameters[p] for p in leaves if p in self._parameters)
 
     def _note_copies(self, roots: Any) -> bool:
         """Note the gradients of parameters that no optimizer has. Returns whether only such parameters got gradients."""
@@ -304,6 +381,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         for p in leaves:
             if keys := _keys(p.grad):
+                self._keep(p)
                 self._copies[p] = keys[0]
         norms = [float(entries(p.grad).double().norm()) for p in self._copies if p.grad is not None]
         self.trial.copies_norm = math.hypot(*norms)
@@ -331,6 +409,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def before_update(self, optimizer: Optimizer) -> None:
         """Record an update before it runs, whether a GradScaler or the user's code calls the optimizer."""
         self._settle()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._before_update[id(optimizer)] = {p: identity_of(p) for p in parameters}
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         found = getattr(optimizer, "found_inf", None)  # GradScaler sets it on fused optimizers
         is_skipped = found is not None and bool(found)
@@ -344,6 +424,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if lines and all(lines) and not any(bool(entries(x).any()) for x in gradients):
             self.trial.emptied_line = lines[0]
 
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Record whether an optimizer's `step` has changed gradients itself."""
+        self.trial.is_changed_inside |= are_changed(self._before_update.pop(id(optimizer), {}))
+
     def fail(self, error: BaseException) -> None:
         """Note the exception that ended the step. error: with the user's exception as cause."""
         cause = error.__cause__ or error
@@ -353,9 +437,25 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trial.failure_line = line_of(own[-1]) if own else ""
 
 
+def identity_of(p: torch.Tensor) -> tuple[int, int]:
+    """What changes whenever the gradient of `p` is changed or replaced."""
+    return id(p.grad), -1 if p.grad is None else p.grad._version
+
+
+def are_changed(identities: Mapping[torch.Tensor, tuple[int, int]]) -> bool:
+    """Whether gradients were changed since their identities were taken, and not only set to zero."""
+    changed = (p.grad for p, identity in identities.items() if identity_of(p) != identity)
+    return any(bool(entries(gradient).any()) for gradient in changed if gradient is not None)
+
+
 def leaves_of(roots: Any) -> Iterator[torch.Tensor]:
     """The leaves of the graphs of `roots` that get a gradient."""
-    nodes = [x.grad_fn for x in tensors_in(roots) if x.grad_fn is not None]
+    return leaves_of_nodes([x.grad_fn for x in tensors_in(roots) if x.grad_fn is not None])
+
+
+def leaves_of_nodes(nodes: list[Any]) -> Iterator[torch.Tensor]:
+    """The leaves of the graphs that begin at some nodes."""
+    nodes = [*nodes]
     seen = {*nodes}
     for node in nodes:  # grows
         if (leaf := getattr(node, "variable", None)) is not None:
@@ -370,12 +470,14 @@ def trial_scale(scale: float) -> float:
     return 2.0 ** math.floor(math.log2(scale)) if LEAST_SCALE <= scale < math.inf else USUAL_SCALE
 
 
-def set_scales(scalers: Iterable[GradScaler], scale: float) -> None:
-    """Set the loss scale of every GradScaler, also of one that has not scaled a loss yet."""
+def set_scales(scalers: Iterable[GradScaler], scale: float, apart: float = 1.0) -> None:
+    """Set the loss scale of every GradScaler, also of one that has not scaled a loss yet. apart: factor between the scale of
+    each and that of the next."""
     for scaler in scalers:
         scaler._init_scale = scale
         if scaler._scale is not None:
             scaler._scale.fill_(scale)
+        scale /= apart
 
 
 def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> StepFinding | None:
@@ -412,6 +514,19 @@ def compare_scales(plain: Trial, scaled: Trial, scale: float, step: int) -> Step
     line = next((update.line for update in (*scaled.updates, *plain.updates)), "")
     said = "the update depends on the loss scale, although the loss and its gradients should be divided by it again"
     return StepFinding("update-depends-on-scale", said, line, step)
+
+
+def compare_scalers(plain: Trial, apart: Trial, step: int) -> StepFinding | None:
+    """A finding if the update of an optimizer depends on the loss scale of another GradScaler, though on none if all have the
+    same. plain, apart: the step with all loss scales at 1, and with a different one for each GradScaler."""
+    if apart.failure or not [*_differing(plain.gradients, apart.gradients)]:
+        return None
+    if apart.inner_line:
+        said = "gradients from `autograd.grad`, such as those of a gradient penalty, are multiplied by the loss scale of one GradScaler, and divided by that of another: use `get_scale()` of the same"
+        return StepFinding("inner-gradients-scaled", said, apart.inner_line, step)
+    line = next((update.line for update in apart.updates), "")
+    said = "an update depends on the loss scale of another GradScaler than that which scales its loss: use the same for `scale`, `get_scale` and `step`"
+    return StepFinding("other-scaler", said, line, step)
 
 
 def _weights_depend(plain: Trial, scaled: Trial, scale: float, step: int) -> StepFinding | None:

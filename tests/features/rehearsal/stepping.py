@@ -58,6 +58,20 @@ class Lookahead(torch.optim.Optimizer):
                 p.copy_(kept)
 
 
+class Dividing(torch.optim.Optimizer):
+    """Divides the gradients by the factor of the loss in its own `step`, and then runs another optimizer."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, {})
+        self.base = base
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            torch._foreach_div_([p.grad for p in group["params"]], 1024.0)
+        self.base.step(closure)
+
+
 class Signs(torch.optim.Optimizer):
     """The update of Lion: signs of an average of gradients."""
 
@@ -87,6 +101,7 @@ class Loop:
         self.masters = [p.detach().float().requires_grad_() for p in self.copies.parameters()]
         self.opt4 = torch.optim.SGD(self.masters, lr=0.1)
         self.lookahead, self.signs = Lookahead(self.opt), Signs(self.model.parameters())
+        self.dividing = Dividing(self.opt)
         self.calls = 0
 
     def loss(self, x: torch.Tensor, y: torch.Tensor, model: Any = None, dtype: Any = torch.float16) -> torch.Tensor:

@@ -298,6 +298,44 @@ def an_adversarial_direction_that_underflows(s: Loop, x: Any, y: Any) -> None:
     s.end()
 
 
+@wrong("inner-gradients-scaled")
+def a_penalty_divided_by_the_scale_of_another_scaler(s: Loop, x: Any, y: Any) -> None:
+    s.opt2.zero_grad()
+    s.scaler2.scale(s.loss(x, y, s.other)).backward()
+    s.scaler2.step(s.opt2)
+    s.scaler2.update()
+    x = x.clone().requires_grad_()
+    s.opt.zero_grad()
+    loss = s.loss(x, y)
+    (inner,) = torch.autograd.grad(s.scaler.scale(loss), x, create_graph=True)  # <-
+    inner = inner / s.scaler2.get_scale()
+    s.scaler.scale(loss + inner.square().sum()).backward()
+    s.end()
+
+
+@wrong("other-scaler")
+def gradients_of_a_loss_of_another_scaler_are_left(s: Loop, x: Any, y: Any) -> None:
+    """As of a generator's loss, which reaches the discriminator too."""
+    s.opt.zero_grad()
+    s.opt2.zero_grad()
+    s.scaler2.scale(s.loss(x, y, s.other) + s.loss(x, y)).backward()
+    s.scaler2.step(s.opt2)
+    s.scaler2.update()
+    s.scaler.scale(s.loss(x, y)).backward()
+    s.scaler.step(s.opt)  # <-
+    s.scaler.update()
+
+
+@wrong("decided-by-scaled-value")
+def a_schedule_that_compares_scaled_losses(s: Loop, x: Any, y: Any) -> None:
+    schedule = vars(s).setdefault("schedule", torch.optim.lr_scheduler.ReduceLROnPlateau(s.opt))
+    s.opt.zero_grad()
+    loss = s.scaler.scale(s.loss(x, y))
+    loss.backward()
+    s.end()
+    schedule.step(loss.item())  # <-
+
+
 # Right steps.
 
 
@@ -430,6 +468,14 @@ def means_by_hand_of_as_many_rows_as_passes(s: Loop, x: Any, y: Any) -> None:
             out = s.model(part).float().square().mean(1)
         s.scaler.scale(out.sum() / 8 / 8).backward()
     s.end()
+
+
+@right
+def a_schedule_that_compares_losses(s: Loop, x: Any, y: Any) -> None:
+    schedule = vars(s).setdefault("schedule", torch.optim.lr_scheduler.ReduceLROnPlateau(s.opt))
+    loss = s.begin(x, y)
+    s.end()
+    schedule.step(loss)
 
 
 @right

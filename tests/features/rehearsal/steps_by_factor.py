@@ -202,7 +202,90 @@ def gradients_of_bare_tensors_divided_by_another_factor(s: Loop, x: Any, y: Any)
     copy_back(s.copies, s.masters)
 
 
+@wrong("change-before-unscale")
+def decay_added_and_divided_in_one_expression(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    for p in s.model.parameters():
+        p.grad = (p.grad + 5e-4 * p.detach()) / 1024  # <-
+    s.opt.step()
+
+
+@wrong("change-before-unscale")
+def clamped_and_divided_in_one_expression(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    for p in s.model.parameters():
+        p.grad = p.grad.clamp(-0.1, 0.1) / 1024  # <-
+    s.opt.step()
+
+
+@wrong("change-before-unscale")
+def decay_added_to_gradients_of_copies_before_the_division(s: Loop, x: Any, y: Any) -> None:
+    copies, masters = run_copies(s, x, y)
+    for p, master in zip(copies.parameters(), masters, strict=True):
+        master.grad = (p.grad.float() + 5e-4 * master.detach()) / 1024  # <-
+    s.opt.step()
+    copy_back(copies, masters)
+
+
+@wrong("loss-not-scaled")
+def a_penalty_added_after_the_factor(s: Loop, x: Any, y: Any) -> None:
+    s.opt.zero_grad()
+    penalty = sum(p.square().sum() for p in s.model.parameters())
+    (s.loss(x, y) * 1024 + 0.01 * penalty).backward()  # <-
+    for gradient in gradients_of(s):
+        gradient.div_(1024)
+    s.opt.step()
+
+
+@wrong("loss-not-scaled")
+def a_second_pass_without_the_factor(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    s.loss(x.flip(0), y.flip(0)).backward()  # <-
+    torch._foreach_mul_(gradients_of(s), 1 / 1024)
+    s.opt.step()
+
+
 # Right steps.
+
+
+@right
+def decay_added_and_divided_after_the_division_in_one_expression(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    for p in s.model.parameters():
+        p.grad = p.grad / 1024 + 5e-4 * p.detach()
+    s.opt.step()
+
+
+@right
+def a_penalty_times_the_factor(s: Loop, x: Any, y: Any) -> None:
+    s.opt.zero_grad()
+    penalty = sum(p.square().sum() for p in s.model.parameters())
+    (s.loss(x, y) * 1024 + 0.01 * 1024 * penalty).backward()
+    for gradient in gradients_of(s):
+        gradient.div_(1024)
+    s.opt.step()
+
+
+@right
+def a_penalty_in_a_pass_after_the_division(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    for gradient in gradients_of(s):
+        gradient.div_(1024)
+    (0.01 * sum(p.square().sum() for p in s.model.parameters())).backward()
+    s.opt.step()
+
+
+@right
+def a_loss_of_two_models_with_a_factor_of_one(s: Loop, x: Any, y: Any) -> None:
+    """The other model's gradients are neither multiplied nor divided."""
+    s.opt.zero_grad()
+    s.opt2.zero_grad()
+    other = s.loss(x, y, s.other, torch.bfloat16)
+    (s.loss(x, y, dtype=torch.bfloat16) * 1024 + other).backward()
+    for gradient in gradients_of(s):
+        gradient.div_(1024)
+    s.opt.step()
+    s.opt2.step()
 
 
 @right
@@ -315,3 +398,9 @@ def bare_tensors_updated_by_gradients_of_the_copies(s: Loop, x: Any, y: Any) -> 
     s.copies.zero_grad()
     (nn.functional.cross_entropy(s.copies(x.half()).float(), y) * 256).backward()
     update_masters(s, 256)
+
+
+@right
+def divided_inside_of_the_step_of_a_wrapper(s: Loop, x: Any, y: Any) -> None:
+    begin(s, x, y)
+    s.dividing.step()
