@@ -15,7 +15,7 @@ from ..execution.mixtures import Mixture
 from ..numerics.nodes import arguments, dtype, row_of
 from ..records import Capture, Node, Placeholder
 from .names import Line, expression_at, line_at, refers_to
-from .repairs import Conversion, expressions_in, name_in_call, repair_of_call, repair_of_module
+from .repairs import Conversion, calls_one_of, expressions_in, name_in_call, repair_of_call, repair_of_module
 
 MOST = 2
 """Maximum number of origins that a text names."""
@@ -27,6 +27,8 @@ _WANTED = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes in the FP32 model of values that a cast to FP32 keeps from being low-precision."""
 _POSITIONS = ("arange", "cumsum")
 """Operations that make positions."""
+_MAKING = ("tensor", "as_tensor")
+"""Functions that make a tensor of Python's or NumPy's numbers: a copy and a cast in the recorded graph."""
 _ADDING = ("index_add", "scatter_add", "scatter_reduce", "index_put", "_index_put_impl")
 """Operations that add terms to entries of their first argument, which an index names."""
 _WRITTEN = ("source", "values", "src")
@@ -76,7 +78,9 @@ class Describer:
     def _origin(self, name: str) -> str:
         if name in self._capture.nodes:
             node = self._capture.nodes[name]
-            kind = "the cast to FP32" if row_of(self._graph[name]).cast else f"`{row_of(self._graph[name]).name}`"
+            kind = f"`{row_of(self._graph[name]).name}`"
+            if row_of(self._graph[name]).cast:
+                kind = "`tensor`" if calls_one_of(node.code, _MAKING) else "the cast to FP32"
             return f"{kind}{in_line(node.source)}"
         place = self._places[name]
         if place.kind != "constant" or place.made is None:
@@ -147,7 +151,7 @@ class Describer:
         if self._becomes_a_phase(graph_node, self._graph[reader.name]):
             return None  # angles lose whole turns in low precision
         dtype_text = self._dtype_near(node.source, meetings)
-        if is_cast:
+        if is_cast and not calls_one_of(node.code, _MAKING):
             return _Change(f"`.to({dtype_text})` instead of the cast to FP32", node.source, dtype_text)
         return _Change(f"`dtype={dtype_text}`", node.source, dtype_text)
 

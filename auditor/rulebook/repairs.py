@@ -104,6 +104,12 @@ def expressions_in(code: str | None) -> Iterator[ast.AST]:
         return
 
 
+def calls_one_of(code: str | None, functions: Sequence[str]) -> bool:
+    """Whether a line of code calls one of the functions, by their last names."""
+    calls = (node for node in expressions_in(code) if isinstance(node, ast.Call))
+    return any(_last_name(call.func) in functions for call in calls)
+
+
 def _arguments_of(node: ast.AST, function: str, order: Sequence[str]) -> Mapping[str, ast.expr]:
     """{schema name: expression} of the tensor arguments, if the node calls `function`; otherwise empty.
 

@@ -86,6 +86,11 @@ def from_numpy(m: Any, y: Tensor) -> Tensor:
     return y * window
 
 
+def from_numbers(m: Any, y: Tensor) -> Tensor:
+    window = torch.tensor(np.hanning(8), dtype=torch.float32)
+    return y * window
+
+
 def attribute(m: Any, y: Tensor) -> Tensor:
     return y * m.table[0]
 
@@ -140,6 +145,7 @@ CAST_TO_FP32 = "`.to(y.dtype)` instead of the cast to FP32"
         (rotary, "angles =", "`div` ({})", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
         (from_double, ".float()", "the cast to FP32 ({})", f"{CAST_TO_FP32} at {{}}"),
         (from_numpy, "np.", "the tensor made at {}", "`.to(y.dtype)` at {}"),
+        (from_numbers, "np.", "`tensor` ({})", "`dtype=y.dtype` at {}"),
         (through_views, "linspace", "`linspace` ({})", "`dtype=y.dtype` at {}"),
         (pooled, ".float()", "the cast to FP32 ({})", f"{CAST_TO_FP32} at {{}}"),
         # `z` is set after the line; nothing before has the dtype
