@@ -103,8 +103,12 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
             kind = "spec"
             made = made["model"]
     if not isinstance(made, nn.Module):
-        what = f"{symbol}() in {target.label} returned a {type(made).__name__}"
-        raise LoadError(f"{what}: return only the nn.Module", "not-a-model")
+        returned = f"{symbol}() in {target.label} returned"
+        if inspect.isclass(made):
+            what = f"{returned} the class {made.__name__}: call it, and return the model"
+        else:
+            what = f"{returned} a {type(made).__name__}: return only the nn.Module"
+        raise LoadError(what, "not-a-model")
     file = Path(target.path or getattr(module, "__file__", None) or "")
     # an installed module is imported by its name: its path differs between machines
     is_script = file.suffix == ".py" and not is_installed(str(file))

@@ -185,6 +185,7 @@ def test_random_weights_repeat_with_the_seed_and_leave_the_generators_alone(writ
         (NET + "def get_model(): raise KeyError('k')\n", "model-raises", "KeyError: 'k' (model.py:10)"),
         (NET.replace("super", "1/0; super"), "model-raises", "Net() in model.py raised ZeroDivisionError"),
         (NET + "def get_model(): return Net(), 1\n", "not-a-model", "returned a tuple"),
+        (NET + "def get_model(): return Net\n", "not-a-model", "returned the class Net: call it"),
         (NET + "def audit_spec(): return {'model': Net()}\n", "bad-spec", "'inputs'"),
         (NET + "def audit_spec(): return {'model': Net(), 'inputs': 0, 'metric': 0}\n", "bad-spec", "['metric']"),
         (NET + "def get_model(): return Net().to('meta')\n", "meta-weights", "head.weight"),
