@@ -33,10 +33,10 @@ def cause_of(
     divisor: the operand of a division, logarithm or inverse root, whose smallest entries matter most. divides: whether
     another operation divides by this result.
 
-    overflow: of the result, or of an input, which can turn the result into zero. underflow: values so small that the format rounds them to zero or stores them with fewer bits; also Inf and NaN from
-    a divisor that became zero, if the exact result would fit. cancellation: the result of a subtraction or similar
-    operation is over eight times smaller (in RMS) than an operand, with an error above eight unit roundoffs. Source:
-    Higham, section 1.7.
+    overflow: of the result, or of an input, which can turn entries of the result into zero. underflow: values so small
+    that the format rounds them to zero or stores them with fewer bits; also Inf and NaN from a divisor that became zero,
+    if the exact result would fit. cancellation: the result of a subtraction or similar operation is over eight times
+    smaller (in RMS) than an operand, with an error above eight unit roundoffs. Source: Higham, section 1.7.
     """
     smallest = divisor.range.min_abs if divisor is not None else 0.0
     if (gap.overflow or gap.nan) and 0 < smallest <= fmt.smallest_subnormal / 2 and result.range.max_abs <= fmt.largest:
@@ -54,7 +54,8 @@ def cause_of(
     if gap.underflow >= 0.01 and gap.error > fmt.epsilon and result.range.min_abs < fmt.smallest_normal:
         return "underflow"
     overflows = any(profile.range.max_abs > fmt.largest for profile in inputs)
-    if overflows and gap.error > 8 * fmt.epsilon:
+    became_zero = gap.underflow > 0 and result.range.min_abs >= fmt.smallest_normal
+    if overflows and (gap.error > 8 * fmt.epsilon or became_zero):
         return "overflow"
     if operation(op).cancels and gap.error > 8 * fmt.epsilon / 2:
         largest = max((profile.rms for profile in inputs), default=0.0)

@@ -102,6 +102,15 @@ def test_underflow_needs_a_share_of_the_entries_and_an_error_beyond_rounding() -
     assert cause("mul", 2.0**-10, flushed, tiny) == "rounding"  # epsilon of fp16: the flushed entries weigh nothing
 
 
+def test_an_input_beyond_the_range_turns_a_single_entry_into_zero() -> None:
+    hub = torch.tensor([70_000.0, 4.0, 9.0])  # counts, of which 70,000 is Inf in FP16
+    lost = Deviation(underflow=1 / 4000)
+    assert cause("pow", 0.003, lost, hub**-0.5, inputs=(hub,)) == "overflow"
+    assert cause("pow", 0.003, UNHURT, hub**-0.5, inputs=(hub,)) == "rounding"
+    assert cause("pow", 0.003, lost, hub**-2.0, inputs=(hub,)) == "rounding"  # 70,000 ** -2 is too small for FP16
+    assert cause("pow", 0.003, lost, ONES / 2, inputs=(ONES * 4,)) == "rounding"
+
+
 @pytest.mark.parametrize("hurt", [Deviation(overflow=1), Deviation(nan=1)])
 def test_a_divisor_that_vanishes_is_no_overflow(hurt: Deviation) -> None:
     vanished, held = (Profile(ONES * size) for size in (2e-8, 6e-8))  # FP16's smallest number is 6e-8
