@@ -49,7 +49,8 @@ ALONE = 0.5
 SKIPS = 0.02
 """Allowed share of skipped steps in the second half of a run: GradScaler sometimes tries a larger scale."""
 DELAY = 0.25
-"""Share of skipped steps up to which these only delay a training: GradScaler's first scale is often too large."""
+"""Share of skipped steps up to which these only delay a training, as one does: GradScaler's first scale is often too
+large."""
 BEHIND, LEAST = 0.05, 1e-3
 """A recipe's loss may exceed FP32's by these shares of FP32's loss reduction and of its loss, or by the losses'
 scatter."""
@@ -311,7 +312,7 @@ def _is_behind(run: RecipeRun, fp32: RecipeRun) -> bool:
 def _lag(run: RecipeRun, fp32: RecipeRun) -> float:
     """By how much FP32's loss still falls in as many steps as the run skipped; 0 if those are too many."""
     skipped = len(run.skipped)
-    if not skipped or skipped > DELAY * len(run.losses):
+    if not skipped or skipped > max(DELAY * len(run.losses), 1):
         return 0.0
     if run.scale is None or _skips_too_often(run, run.scale):
         return 0.0

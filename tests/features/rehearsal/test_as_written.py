@@ -173,9 +173,11 @@ def test_a_loss_is_behind_only_if_the_weights_are() -> None:
     assert [each.kind for each in problems_of("bf16", {"fp32": fp32, "bf16": low})] == ["loss-behind"]
 
 
-def test_a_run_that_skipped_its_first_step_is_one_step_late_and_not_behind() -> None:
-    fp32 = RecipeRun(FP32, [1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
-    low = RecipeRun(Recipe("fp16", "FP16", "fp16"), [1.0, 1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2], scale=32768.0)
+@pytest.mark.parametrize("steps", [3, 8])
+def test_a_run_that_skipped_its_first_step_is_one_step_late_and_not_behind(steps: int) -> None:
+    losses = [1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1][:steps]
+    fp32 = RecipeRun(FP32, losses)
+    low = RecipeRun(Recipe("fp16", "FP16", "fp16"), [1.0, *losses[:-1]], scale=32768.0)
     low.skipped = [NonFiniteStep(0, 0, 65536.0)]
     assert list(problems_of("fp16", {"fp32": fp32, "fp16": low})) == []
     low.skipped = []
