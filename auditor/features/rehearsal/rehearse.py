@@ -233,7 +233,7 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
         return
     if run.scale is not None and _skips_too_often(run, run.scale):
         batches = len({each.batch for each in run.skipped})
-        said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
+        said = f"{_skipped(run)}, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
         yield problem("steps-skipped", said + blamed, module)
     yield from _wrong_losses(run, fp32, problem)
     is_behind = _is_behind(run, fp32)
@@ -270,6 +270,12 @@ def _one_gradient_off(
     if worst and own > max(ALONE, noise):
         said = f"gradients of {worst} differ from FP32's by {own:.0%}, although those of all parameters together only differ by {error:.1%}: keep its module in FP32"
         yield problem("gradients-off", said, worst.rpartition(".")[0])
+
+
+def _skipped(run: RecipeRun) -> str:
+    """How many steps of a run are skipped, in words."""
+    verb = "is" if len(run.skipped) == 1 else "are"
+    return f"{len(run.skipped)} of {len(run.losses)} steps {verb} skipped"
 
 
 def _located(skipped: Sequence[NonFiniteStep]) -> NonFiniteStep | None:
@@ -408,8 +414,8 @@ def recommend(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) 
     is_own = run.recipe.name == AS_WRITTEN
     done = "" if run.recipe.repairs or is_own else ", without further changes"
     text = f"Train {'' if is_own else 'in '}{run.recipe.title}{done}. The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"
-    if skipped := len(run.skipped):
-        text += f". {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
+    if run.skipped:
+        text += f". {_skipped(run)} until the loss scale settles at {run.scale:g}"
     lean = [one.recipe for one in others if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
     saves = f" There is no problem with {lean[0].title} either, which needs less memory." if lean else ""
     return run.recipe.name, f"{found}{text}.{saves}"

@@ -13,7 +13,7 @@ import auditor
 from auditor.errors import AuditorError
 from auditor.features.rehearsal.forked import call_forked
 from auditor.features.rehearsal.page import overview, render
-from auditor.features.rehearsal.rehearse import problems_of, recipe_as_written
+from auditor.features.rehearsal.rehearse import problems_of, recipe_as_written, recommend
 from auditor.features.rehearsal.result import FP32, NonFiniteStep, Recipe, RecipeRun
 from auditor.features.rehearsal.session import Session
 from auditor.report.blocks import Prose
@@ -180,6 +180,9 @@ def test_a_run_that_skipped_its_first_step_is_one_step_late_and_not_behind(steps
     low = RecipeRun(Recipe("fp16", "FP16", "fp16"), [1.0, *losses[:-1]], scale=32768.0)
     low.skipped = [NonFiniteStep(0, 0, 65536.0)]
     assert list(problems_of("fp16", {"fp32": fp32, "fp16": low})) == []
+    assert (
+        f"1 of {steps} steps is skipped until the loss scale settles" in recommend({"fp32": fp32, "fp16": low}, [])[1]
+    )
     low.skipped = []
     assert [each.kind for each in problems_of("fp16", {"fp32": fp32, "fp16": low})] == ["loss-behind"]
 
