@@ -62,28 +62,32 @@ def by_default(
     """
     nodes = _output_nodes(capture)
     told_apart = len(nodes) == len(outputs)
+    constants = {place.name for place in capture.placeholders if place.kind == "constant"}
     result = list[Criterion]()
     for index, (name, output) in enumerate(zip(outputs.names, outputs, strict=True)):
         node = nodes[index] if told_apart else None
         is_free = bool(output.numel()) and not _is_covered(criteria, name)
-        criterion = _default_of(name, output, node, max_error) if is_free else None
+        criterion = _default_of(name, output, node, max_error, constants) if is_free else None
         if criterion is not None:
             result.append(criterion)
     return tuple(result)
 
 
-def _default_of(name: str, output: torch.Tensor, node: fx.Node | None, max_error: float) -> Criterion | None:
-    """The default criterion of one output; None for numbers. node: the operation that returns it, if known."""
+def _default_of(
+    name: str, output: torch.Tensor, node: fx.Node | None, max_error: float, constants: Collection[str]
+) -> Criterion | None:
+    """The default criterion of one output; None for numbers. node: the operation that returns it, if known. constants:
+    names of the graph's constants, such as choices that `bincount` counts: a result's shape depends on them."""
     limit = FLIPS if output.numel() >= LARGE else 0.0
     if node is None:
         return None if is_number(output) else Criterion(name, "flips", limit)
     if is_number(output):
         return Criterion(name, "flips", limit, (("by", "values"),)) if _names_choices(node) else None
-    if not _reads_floating(node):
+    counts = _counts_choices(node)
+    reads_constant = any(at.name in constants for at in reach([node], lambda at: at.all_input_nodes))
+    if not _reads_floating(node) and not (counts and reads_constant):
         return None
-    if _counts_choices(node):
-        return Criterion(name, "rel_l2", max_error)
-    return Criterion(name, "flips", limit)
+    return Criterion(name, "rel_l2", max_error) if counts else Criterion(name, "flips", limit)
 
 
 def may_flip(capture: Capture) -> bool:
@@ -116,7 +120,8 @@ def _counts_choices(node: fx.Node) -> bool:
         return True
     is_extreme = row.packet in ("max", "min") and "dim" not in arguments(counted)  # with `dim`: indices, too
     combines = row.sum or row.scales or row.joins or row.packet in _COMBINING or is_extreme
-    combined = [each for each in counted.all_input_nodes if _reads_floating(each)]
+    read = [each for each in counted.all_input_nodes if each.op == "call_function"]
+    combined = [each for each in read if _reads_floating(each)] or read
     return combines and bool(combined) and all(map(_counts_choices, combined))
 
 
