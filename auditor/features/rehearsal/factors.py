@@ -77,7 +77,7 @@ def _read_chain(node: Any, scaled: Any, reads_means: bool = False) -> tuple[list
                 return numbers, node
             divides = name == "DivBackward0"
             numbers.append((float(other) if divides else 1 / float(other), divides))
-        elif node in scaled or name != "ToCopyBackward0":
+        elif node not in scaled and name != "ToCopyBackward0":
             return numbers, node
         node = following
     return numbers, None
