@@ -67,13 +67,8 @@ def _read_chain(node: Any, scaled: Any, reads_means: bool = False) -> tuple[list
             if following is None and name == "MulBackward0":  # the constant is the first argument
                 following, other = node.next_functions[1][0], node._saved_self
             is_mean = following is not None and following.name().startswith("SumBackward")
-            if (
-                (is_mean and not reads_means)
-                or other is None
-                or other.numel() != 1
-                or other.requires_grad
-                or not float(other)
-            ):
+            is_constant = other is not None and other.numel() == 1 and not other.requires_grad and float(other) != 0
+            if not is_constant or (is_mean and not reads_means):
                 return numbers, node
             divides = name == "DivBackward0"
             numbers.append((float(other) if divides else 1 / float(other), divides))

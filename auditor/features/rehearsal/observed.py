@@ -26,7 +26,7 @@ from .byhand import BY_HAND, is_scaled_by_hand
 from .factors import divisors_of, factors_of, given_factor, terms_of
 from .inner import LOST, Run, lost_without_scale
 from .result import StepFinding
-from .trials import EXPLAINED, OF_SCALE, are_changed, identity_of, leaves_of
+from .trials import EXPLAINED, OF_SCALE, Identities, Identity, are_changed, identity_of, leaves_of
 
 NODES = 4_000
 """Maximum number of nodes of a gradient's graph that are searched for a scaled loss and for FP16."""
@@ -58,7 +58,7 @@ class _Gradient:
     """
 
     state: str
-    identity: tuple[int, int]
+    identity: Identity
     line: str
     scaler: int | None = None
     fp16: bool = False
@@ -75,7 +75,7 @@ class _Undivided:
 
     text: str
     line: str
-    identities: dict[torch.Tensor, tuple[int, int]]
+    identities: Identities
 
 
 class Observer:
@@ -84,10 +84,10 @@ class Observer:
     is_active: whether the recipe that runs is the user's own. skipped: the optimizers that a scaler skipped in the
     current step. used_scalers: scalers that the step called, in any recipe. inner_line: of the last `autograd.grad` of a
     scaled loss, with a graph. tried_lines: those of such calls in steps that depend on no loss scale, by a trial;
-    independent_steps: these steps.
-    constant_line: of the last `scaler.update(new_scale)`. root_factors: by which the step multiplied its last loss, the last
-    factor first. root_terms: (factors, node of its graph) of each term of that loss. scales_by_hand, scales_fp16_by_hand: whether a loss was multiplied by a loss scale without a GradScaler, and
-    FP16 operations led to it.
+    independent_steps: these steps. constant_line: of the last `scaler.update(new_scale)`. root_factors: by which the step
+    multiplied its last loss, the last factor first. root_terms: (factors, node of its graph) of each term of that loss.
+    scales_by_hand, scales_fp16_by_hand: whether a loss was multiplied by a loss scale without a GradScaler, and FP16
+    operations led to it.
     """
 
     def __init__(self, is_active: Callable[[], bool], optimizers: Iterable[Optimizer], outermost: Any) -> None:
@@ -115,9 +115,7 @@ class Observer:
         self.tried_lines = set[str]()
         self.independent_steps = set[int]()
         self._is_measured = False
-        self._undivided = dict[
-            int, _Undivided
-        ]()  # {optimizer whose `step` runs: its gradients of a loss scaled by hand}
+        self._undivided = dict[int, _Undivided]()  # by optimizer whose `step` runs, of losses scaled by hand
         self._has_closure = False  # whether the optimizer's `step` that runs has a closure
         self._lost: float | None = None  # part of the gradients of a loss without a scale that underflows, if measured
         self.root_factors: tuple[float, ...] = ()

@@ -26,6 +26,11 @@ from ...training.blame import NO_PASS
 from .result import StepFinding
 from .sketch import apart, sketch
 
+Identity = tuple[int, int]
+"""What changes with a tensor's gradient: its id, and its version."""
+Identities = Mapping[torch.Tensor, Identity]
+"""{parameter: identity of its gradient}."""
+
 APART = 4.0
 """Factor between the loss scales of two GradScalers in the trial that tells them apart."""
 TRIALS = 2
@@ -121,11 +126,11 @@ class Trial:
     moves: changes of weights by values that are made from gradients before `unscale_`; their norms are those of the
     change. inner_line, constant_line: see `Observer`. emptied_line: of the operation that set all gradients to zero.
     factors: those by which the step multiplies the loss of each backward pass, the last first. terms: of each of these
-    losses. copies_norm: norm of the
-    gradients of parameters that no optimizer has, such as FP16 copies of the weights. weights: {parameter: (norm, root of
-    its number of entries)}, before the update. changes: {parameter: the change of the weight by the whole step}, as NumPy arrays.
-    written_lines: {parameter: the last line that writes to it outside of optimizers}. kept_line: of the first `backward`, if it
-    adds to gradients of such copies. is_changed_inside: whether an optimizer's `step` changes gradients itself."""
+    losses. copies_norm: norm of the gradients of parameters that no optimizer has, such as FP16 copies of the weights.
+    weights: {parameter: (norm, root of its number of entries)}, before the update. changes: {parameter: the change of the
+    weight by the whole step}, as NumPy arrays. written_lines: {parameter: the last line that writes to it outside of
+    optimizers}. kept_line: of the first `backward`, if it adds to gradients of such copies. is_changed_inside: whether an
+    optimizer's `step` changes gradients itself."""
 
     gradients: dict[str, Any] = field(default_factory=dict)
     writes: dict[str, list[Write]] = field(default_factory=dict)
@@ -202,9 +207,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count, self._hook, self._pass_line = 0, "", ""
         self._passes = 0
         self._is_by_hand = not [*scalers]
-        self._before_update = dict[
-            int, dict[torch.Tensor, tuple[int, int]]
-        ]()  # {optimizer: identities of its gradients}
+        self._before_update = dict[int, Identities]()  # {optimizer: identities of its gradients}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -437,12 +440,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trial.failure_line = line_of(own[-1]) if own else ""
 
 
-def identity_of(p: torch.Tensor) -> tuple[int, int]:
+def identity_of(p: torch.Tensor) -> Identity:
     """What changes whenever the gradient of `p` is changed or replaced."""
     return id(p.grad), -1 if p.grad is None else p.grad._version
 
 
-def are_changed(identities: Mapping[torch.Tensor, tuple[int, int]]) -> bool:
+def are_changed(identities: Identities) -> bool:
     """Whether gradients were changed since their identities were taken, and not only set to zero."""
     changed = (p.grad for p, identity in identities.items() if identity_of(p) != identity)
     return any(bool(entries(gradient).any()) for gradient in changed if gradient is not None)
