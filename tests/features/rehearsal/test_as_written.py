@@ -27,7 +27,7 @@ STEP_FILES = steps_by_calls, steps_by_hand, steps_by_factor, steps_in_the_wild  
 
 FIRST_OF_KIND = {kind: name for name, (kind, _) in reversed(WRONG.items())}.values()
 # Alone notices a backward pass that is taken for a change of gradients.
-QUICK = {*FIRST_OF_KIND, "skipped_by_the_scaled_loss"}
+QUICK = {*FIRST_OF_KIND, "skipped_by_the_scaled_loss", "zeroed_before_each_micro_batch"}
 
 
 # Each run starts a dozen processes: one of each kind is quick, the others are slow.
