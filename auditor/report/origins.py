@@ -178,9 +178,10 @@ def cause(audit: Audit, first: NonFinite, fmt: str) -> str:
 
 def _rules_about(audit: Audit, first: NonFinite, fmt: str) -> list[str]:
     """Codes of the rules with findings at the cause, or at the operation that turns Inf or NaN. Rules that only report
-    the measurement are named if no other rule has a finding there."""
-    at_cause = [f.rule for f in audit.findings if fmt in f.formats and f.node == first.begins]
-    at_node = [f.rule for f in audit.findings if fmt in f.formats and f.node == first.node]
+    the measurement are named if no other rule has a finding there; rules about speed or devices explain no value."""
+    of_values = [f for f in audit.findings if fmt in f.formats and f.measurable]
+    at_cause = [f.rule for f in of_values if f.node == first.begins]
+    at_node = [f.rule for f in of_values if f.node == first.node]
     fired = [*at_cause, *at_node]
     if first.begins_op == INPUT and at_cause:
         fired = at_cause
