@@ -169,10 +169,16 @@ def enclosing(path: str) -> list[str]:
 
 def enclosing_settings(path: str, by_path: dict[str, dict[str, Any]], raises: bool) -> dict[str, Any]:
     """What the scopes around a module add to its own: kept functions, an autocast region, and FP32 inputs."""
-    around = [by_path[above] for above in enclosing(path) if above in by_path]
-    regions = [how["region"] for how in around if how["region"] is not None]
-    keep = tuple(kept for how in around for kept in how["keep"])
-    return {"keep": keep, "region": regions[-1] if regions else None, "raises": raises}
+    keep: list[str] = []
+    region = None  # of the innermost scope that has one
+    for above in enclosing(path):
+        if above not in by_path:
+            continue
+        scope = by_path[above]
+        keep += scope["keep"]
+        if scope["region"] is not None:
+            region = scope["region"]
+    return {"keep": tuple(keep), "region": region, "raises": raises}
 
 
 def title_of(plan: dict[str, Any]) -> str:

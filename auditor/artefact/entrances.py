@@ -145,7 +145,8 @@ def run_method(module: nn.Module, inner: Any, name: str, how: dict[str, Any], *a
     """
     if inner is None:
         inner = inspect.getattr_static(type(module), name).__get__(module, type(module))
-    function, calls = inner, how["calls"]
+    function = inner
+    calls = how["calls"]
     if not calls.is_outermost():
         if not calls.is_in_method():
             return function(*args, **kwargs)

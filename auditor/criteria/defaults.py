@@ -83,11 +83,10 @@ def _default_of(
         return None if is_number(output) else Criterion(name, "flips", limit)
     if is_number(output):
         return Criterion(name, "flips", limit, (("by", "values"),)) if _names_choices(node) else None
-    counts = _counts_choices(node)
-    reads_constant = any(at.name in constants for at in reach([node], lambda at: at.all_input_nodes))
-    if not _reads_floating(node) and not (counts and reads_constant):
-        return None
-    return Criterion(name, "rel_l2", max_error) if counts else Criterion(name, "flips", limit)
+    if _counts_choices(node):
+        reads_constant = any(at.name in constants for at in reach([node], lambda at: at.all_input_nodes))
+        return Criterion(name, "rel_l2", max_error) if reads_constant or _reads_floating(node) else None
+    return Criterion(name, "flips", limit) if _reads_floating(node) else None
 
 
 def may_flip(capture: Capture) -> bool:

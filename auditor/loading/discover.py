@@ -315,14 +315,19 @@ def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
     with suppress(AttributeError):
         return attrgetter(symbol)(module)
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    own = {n for n, c in public.items() if _is_model_class(c) and c.__module__.partition(".")[0] != "torch"}
-    models = [name for name, value in public.items() if name in own or isinstance(value, nn.Module)]
-    functions = [n for n, f in public.items() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    models = [name for name, value in public.items() if isinstance(value, nn.Module) or _is_own_model_class(value)]
+    functions = [
+        name for name, value in public.items() if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    defined = ", ".join([*models, *functions][:8]) or "none that builds a model"
     hint = suggest(symbol, (*functions, *models))
-    listed = ", ".join([*models, *functions][:8]) or "none that builds a model"
-    raise LoadError(
-        f"{target.label} has no {symbol!r}: {f'{hint} It' if hint else 'it'} defines {listed}", slug="no-symbol"
-    )
+    rest = f"{hint} It defines {defined}" if hint else f"it defines {defined}"
+    raise LoadError(f"{target.label} has no {symbol!r}: {rest}", slug="no-symbol")
+
+
+def _is_own_model_class(value: Any) -> bool:
+    """Whether a value is a model's class that is not one of torch's layers."""
+    return _is_model_class(value) and value.__module__.partition(".")[0] != "torch"
 
 
 def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /, *args: Any, **kwargs: Any) -> Any:

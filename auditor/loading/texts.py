@@ -88,9 +88,8 @@ def tokenize(model: Any, value: Any) -> Any:
     if chats and not getattr(tokenizer, "chat_template", None):
         problem = f"the inputs are chat messages, and the tokenizer in {where} has no chat template: give texts"
         raise LoadError(problem, slug="bad-inputs")
-    if any(message.get("tool_calls") for chat in chats for message in chat) and "tool_calls" not in str(
-        tokenizer.chat_template
-    ):
+    has_tool_calls = any(message.get("tool_calls") for chat in chats for message in chat)
+    if has_tool_calls and "tool_calls" not in str(tokenizer.chat_template):
         problem = f"the inputs have tool calls, which the chat template of the tokenizer in {where} leaves out: write them as content"
         raise LoadError(problem, slug="bad-inputs")
     try:
@@ -154,22 +153,25 @@ def _is_message(value: Mapping[str, Any], names: Mapping[str, Any]) -> bool:
 def _require_messages(chat: Chat, what: str) -> None:
     """Raises: LoadError(slug="bad-inputs") for a message that no template can format as text."""
     for number, message in enumerate(chat, 1):
-        content = message.get("content")
-        problem = ""
-        if not isinstance(message.get("role"), str):
-            problem = "has no role: write `role`, such as user, and `content`"
-        elif isinstance(content, list | tuple):
-            problem = (
-                ""
-                if all(map(_is_text, content))
-                else "has parts other than text: give what the model's processor returns"
-            )
-        elif content is None:
-            problem = "" if message.get("tool_calls") else "has no content: give it a text"
-        elif not isinstance(content, str):
-            problem = f"has a content of type {type(content).__name__}: give it a text"
+        problem = _problem_of(message)
         if problem:
             raise LoadError(f"message {number} of {what} {problem}", slug="bad-inputs")
+
+
+def _problem_of(message: Mapping[str, Any]) -> str:
+    """What keeps a message from being formatted as text, and what to do; "" for a good one."""
+    content = message.get("content")
+    if not isinstance(message.get("role"), str):
+        return "has no role: write `role`, such as user, and `content`"
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return ""
+    if content is None:
+        return "has no content: give it a text"
+    if not isinstance(content, list | tuple):
+        return f"has a content of type {type(content).__name__}: give it a text"
+    if not all(map(_is_text, content)):
+        return "has parts other than text: give what the model's processor returns"
+    return ""
 
 
 def _is_text(part: Any) -> bool:

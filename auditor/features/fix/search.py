@@ -374,9 +374,14 @@ def sizes_of(audit: Audit) -> dict[Span, float]:
 
 def without_casts_made(candidate: Candidate, taken: Edits) -> Candidate:
     """The candidate without conversions of values that accepted edits convert already: a region in FP32 may end there."""
-    ends = {(edit.file, edit.start) for edit in taken if ".to(" in edit.text}
-    parts = [part for part in candidate.parts if not any(".to(" in x.text and (x.file, x.start) in ends for x in part)]
-    return replace(candidate, parts=tuple(parts)) if parts else candidate
+    converted = _places_of_conversions(taken)
+    parts = tuple(part for part in candidate.parts if converted.isdisjoint(_places_of_conversions(part)))
+    return replace(candidate, parts=parts) if parts else candidate
+
+
+def _places_of_conversions(edits: Edits) -> set[tuple[str, int]]:
+    """(file, offset) of the edits that insert a conversion."""
+    return {(edit.file, edit.start) for edit in edits if ".to(" in edit.text}
 
 
 def is_about_dtypes(problem: str) -> bool:

@@ -134,12 +134,15 @@ def _vllm_words(audit: Audit) -> Iterator[str]:
 
 def _decoded_plans(audit: Audit) -> list[Decoded]:
     """Plans that decoded, or failed to: first the recommended plan, then plans of quantization schemes, then others."""
-    plans = sorted(audit.plans.values(), key=lambda plan: plan.name != audit.recommended)
-    titled = [(plan_title(plan), plan.generated, f"{plan.format} {plan.strategy}") for plan in plans]
-    schemes = [(quantized_title(plan), plan.generated, "") for plan in plans_shown(audit)]
-    first = 0 if audit.recommended is None else 1
-    every = (*titled[:first], *schemes, *titled[first:])
-    return [Decoded(title, one, style) for title, one, style in every if one is not None]
+    recommended = list[Decoded]()
+    others = list[Decoded]()
+    for plan in audit.plans.values():
+        if plan.generated is not None:
+            one = Decoded(plan_title(plan), plan.generated, f"{plan.format} {plan.strategy}")
+            (recommended if plan.name == audit.recommended else others).append(one)
+    quantized = plans_shown(audit)
+    schemes = [Decoded(quantized_title(plan), plan.generated, "") for plan in quantized if plan.generated is not None]
+    return [*recommended, *schemes, *others]
 
 
 def _about(made: Generation) -> str:

@@ -404,7 +404,8 @@ def _preference(recipe: Recipe) -> tuple[bool, bool, bool]:
 
 def recommend(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) -> tuple[str, str]:
     """The name of the recommended recipe, with the reason in a sentence or two."""
-    broken, fp32 = {"fp32", *(problem.recipe for problem in problems)}, runs["fp32"]
+    fp32 = runs["fp32"]
+    broken = {"fp32", *(problem.recipe for problem in problems)}
     holding = [run for name, run in runs.items() if name not in broken and run.recipe.format != "fp32"]
     found = _problems_as_written(runs, problems)
     if not holding:
@@ -412,13 +413,17 @@ def recommend(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) 
         return "fp32", f"{found}{text}"
     run, *others = sorted(holding, key=lambda run: _preference(run.recipe))
     is_own = run.recipe.name == AS_WRITTEN
-    done = "" if run.recipe.repairs or is_own else ", without further changes"
-    text = f"Train {'' if is_own else 'in '}{run.recipe.title}{done}. The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}"
+    unchanged = "" if run.recipe.repairs or is_own else ", without further changes"
+    sentences = [
+        f"Train {'' if is_own else 'in '}{run.recipe.title}{unchanged}.",
+        f"The final loss is {run.last_loss():.4g}, in FP32 {fp32.last_loss():.4g}.",
+    ]
     if run.skipped:
-        text += f". {_skipped(run)} until the loss scale settles at {run.scale:g}"
+        sentences.append(f"{_skipped(run)} until the loss scale settles at {run.scale:g}.")
     lean = [one.recipe for one in others if one.recipe.stored and "fp32_master_weights" not in one.recipe.remedies]
-    saves = f" There is no problem with {lean[0].title} either, which needs less memory." if lean else ""
-    return run.recipe.name, f"{found}{text}.{saves}"
+    if lean:
+        sentences.append(f"There is no problem with {lean[0].title} either, which needs less memory.")
+    return run.recipe.name, f"{found}{' '.join(sentences)}"
 
 
 def _problems_as_written(runs: Mapping[str, RecipeRun], problems: Sequence[RecipeProblem]) -> str:

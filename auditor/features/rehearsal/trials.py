@@ -249,9 +249,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_written_weights(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note an operation that writes to weights; those of optimizers do not pass through this mode."""
-        places = written_by(func) or ()
-        written = tensors_in([args[i] if i < len(args) else kwargs.get(key) for i, key in places])
-        changed = {key for x in written for key in _keys(x)}
+        changed = {key for x in _written(func, args, kwargs) for key in _keys(x)}
         for p in self._weights if changed else ():
             if not changed.isdisjoint(_keys(p)):
                 self.trial.written_lines[self._parameters[p]] = self._line()
@@ -261,22 +259,27 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = {*self._derived, *self._storages.values(), *self._copies.values()}
         if known.isdisjoint(key for x in tensors_in((args, kwargs)) for key in _keys(x)):
             return
-        line, places = self._line(), written_by(func) or ()
-        written = tensors_in([args[i] if i < len(args) else kwargs.get(key) for i, key in places])
+        line = self._line()
+        written = _written(func, args, kwargs)
         changed = {key for x in written for key in _keys(x)}
         for p, key in self._storages.items():
             if key in changed:
                 self._add(p, line, name)
         for p, before in self._weights.items():
             if not changed.isdisjoint(_keys(p)):
-                norm = float((p.detach() - before).double().norm())
-                self._count += 1
-                self.trial.moves.setdefault(self._parameters[p], []).append(Write(self._count, line, name, norm))
+                self._add_move(p, before, line, name)
         results = tensors_in(result) or written
         for i, x in enumerate(results):
             keys = [key for key in _keys(x) if key not in self._storages.values()]
             changes = self._changes_to(x, i, len(results), (args, kwargs), line, name) if keys else ()
             self._derived |= {key: _Derived(x, line, name, changes) for key in keys}
+
+    def _add_move(self, p: torch.Tensor, before: torch.Tensor, line: str, operation: str) -> None:
+        """Record a change of a weight by a value that is made from gradients."""
+        norm = float((p.detach() - before).double().norm())
+        self._count += 1
+        moves = self.trial.moves.setdefault(self._parameters[p], [])
+        moves.append(Write(self._count, line, operation, norm))
 
     def _changes_to(
         self, x: torch.Tensor, place: int, count: int, arguments: Any, line: str, operation: str
@@ -438,6 +441,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         said = f": {cause}" if str(cause) else ""
         self.trial.failure = f"{type(cause).__name__}{said}"
         self.trial.failure_line = line_of(own[-1]) if own else ""
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The arguments that an operation writes to."""
+    places = written_by(func) or ()
+    return tensors_in([args[i] if i < len(args) else kwargs.get(key) for i, key in places])
 
 
 def identity_of(p: torch.Tensor) -> Identity:
