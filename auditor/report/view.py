@@ -288,15 +288,27 @@ def _outputs_beyond(audit: Audit, run: Verification | None) -> str:
     )
 
 
+def _inputs_beyond_fp16(audit: Audit) -> Iterator[str]:
+    """A sentence on inputs that FP16 cannot represent; the recommended plan was run with them."""
+    large = [f"`{one.name}`" for one in audit.input_ranges if one.beyond_fp16]
+    if not large:
+        return
+    named = ", ".join(shorten(large, NAMED, "measurements.json"))
+    fact = f"Some values of {named} are beyond the range of FP16 (65504), and become Inf where they are cast to it"
+    if audit.plan is not None and audit.plan.measured_error is not None:
+        yield f"{fact}. The recommended plan was run with such values; code of your own may still cast them."
+    else:
+        yield f"{fact}: scale the inputs in FP32, or use BF16, which keeps 8 significant bits."
+
+
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
     subject = audit.subject
     if subject.random_weights:
         yield "The weights are random: value ranges, and verdicts based on them, may differ for a trained model."
     if subject.synthetic_inputs:
         yield "The inputs were generated: pass real inputs with --inputs before you rely on value ranges."
-    if "fp16" in audit.formats and (large := [one for one in audit.input_ranges if one.beyond_fp16]):
-        named = ", ".join(shorten([f"`{one.name}`" for one in large], NAMED, "measurements.json"))
-        yield f"Some values of {named} are beyond the range of FP16 (65504), where they become Inf: scale the inputs in FP32, or use BF16, which keeps 8 significant bits."
+    if "fp16" in audit.formats:
+        yield from _inputs_beyond_fp16(audit)
     if audit.environment.execution != "native":
         yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
     if audit.plan is not None and audit.plan.gpu_only is not None:

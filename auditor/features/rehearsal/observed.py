@@ -649,7 +649,8 @@ class Observer:
         known = {p: one for p in listed if (one := self._known(p))}
         limit = float(args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", math.inf)))
         scaled = next((one for one in known.values() if one.state == "scaled"), None)
-        if scaled is not None and limit < _size(name, known):
+        is_clipped = math.isfinite(limit) and not _size(name, known) <= limit  # NaN is not within a limit either
+        if scaled is not None and is_clipped:
             scale = self._scale_of(self.used_scalers.get(scaled.scaler or 0))
             if not (self._reads_scale and limit >= UNLIMITED * scale):
                 said = f"`{name}` clips gradients that are still multiplied by the loss scale, {scale:g}, so that their limit is {limit / scale:.2g} instead of {limit:g}: call `scaler.unscale_(optimizer)` before the clipping"

@@ -1,5 +1,6 @@
 """Steps as users write them, right and wrong, in the calls of regions, scalers, optimizers and schedules."""
 
+import math
 from typing import Any
 
 import torch
@@ -15,6 +16,15 @@ from tests.features.rehearsal.stepping import Loop, right, wrong
 @wrong("clip-before-unscale")
 def norm_clipped_while_scaled(s: Loop, x: Any, y: Any) -> None:
     s.begin(x, y)
+    clip_grad_norm_(s.model.parameters(), 1.0)  # <-
+    s.end()
+
+
+@wrong("clip-before-unscale")
+def nan_clipped_while_scaled(s: Loop, x: Any, y: Any) -> None:
+    """An overflow of the model hides no wrong order of calls."""
+    s.opt.zero_grad()
+    s.scaler.scale(s.loss(x * math.nan, y)).backward()
     clip_grad_norm_(s.model.parameters(), 1.0)  # <-
     s.end()
 

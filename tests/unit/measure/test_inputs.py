@@ -1,5 +1,7 @@
 """Ranges of the inputs: names, dtypes, shapes, and values that FP16 cannot hold."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -56,5 +58,8 @@ def test_the_report_has_the_ranges_and_warns_of_values_beyond_fp16():
     page = html(audit)
     row = page.partition("<caption>Calibration inputs.")[2].partition("<code>pixels</code>")[2].partition("</tr>")[0]
     assert [cell in row for cell in ("float32", "1 x 4", "-60,000", "90,000")] == [True] * 4
-    warning = "Some values of `pixels` are beyond the range of FP16 (65504)"
-    assert warning in " ".join(text(audit, width=300).split())
+    warning = "Some values of `pixels` are beyond the range of FP16 (65504), and become Inf where they are cast to it"
+    without_plan = replace(audit, recommended=None)
+    assert f"{warning}: scale the inputs in FP32" in " ".join(text(without_plan, width=300).split())
+    planned = replace(audit, recommended="autocast_fp16")
+    assert f"{warning}. The recommended plan was run" in " ".join(text(planned, width=300).split())
