@@ -343,7 +343,8 @@ def method_codes(value: Any) -> list[types.CodeType]:
         elif not callable(each) and not isinstance(each, DECORATED):
             continue
         inside += getattr(each, "__dict__", {}).values()
-        inside += [each.func] if isinstance(each, (*DECORATED, functools.partial)) else []
+        if isinstance(each, functools.partial):  # which has no attributes of Python's
+            inside.append(each.func)
     return codes
 
 

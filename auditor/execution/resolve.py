@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -158,6 +158,12 @@ class _InputFormats:
         if is_low(format) and self.produced[source] == "fp32":  # a value once in low precision loses nothing
             self.rounded.append(source)
 
+    def convert_in_source(self, sources: Iterable[str], format: str) -> None:
+        """Take inputs to be converted by the model's source before any cast of a plan."""
+        for source in sources:
+            self.note_cast(source, format)
+            self.produced[source] = self.arrived[source] = format
+
     def note_casts_of_kernel(self, format: str) -> None:
         """Count the casts of FP32 inputs to the format in which the kernel reads them, if that is low precision."""
         if is_low(format):
@@ -228,10 +234,11 @@ class _FormatSemantics(Semantics):
     def _inputs(self, n: fx.Node, value_of: ValueOf) -> _InputFormats:
         """The formats of a node's inputs, after the casts at the boundaries of modules."""
         produced = {source.name: value_of(source).dtype for source in n.all_input_nodes}
+        inputs = _InputFormats(produced)
         low = next(filter(is_low, produced.values()), "")
         if low:
-            produced |= {name: low for name, format in produced.items() if name in self._lowered and format == "fp32"}
-        inputs = _InputFormats(produced)
+            wide = [name for name, format in produced.items() if name in self._lowered and format == "fp32"]
+            inputs.convert_in_source(wide, low)
         for source in n.all_input_nodes:
             name = source.name
             if self._is_cast(source, inputs.produced[name]):

@@ -22,6 +22,7 @@ from auditor.settings import Settings
 from tests.features.fix.problems import PROBLEMS, Problem
 
 QUICK = Settings(formats=("bf16",), strategies=("cast",))
+TWO_RUNS = Settings(formats=("bf16",), strategies=("autocast", "cast"))
 
 
 def problem(name: str) -> Problem:
@@ -36,10 +37,10 @@ def audited(folder: Path, name: str, settings: Settings = QUICK) -> tuple[Audit,
 
 def test_a_conversion_in_a_helper_of_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    audit, _ = audited(tmp_path, "global_scale")
+    audit, _ = audited(tmp_path, "global_scale", TWO_RUNS)
     ops = tmp_path / "global_scale_net" / "layers" / "ops.py"
     before = ops.read_text()
-    fixes = find_fixes(audit, QUICK)
+    fixes = find_fixes(audit, TWO_RUNS)
     assert "-    return h * SCALE\n+    return h * SCALE.to(h.dtype)\n" in fixes.patch
     assert "+++ b/global_scale_net/layers/ops.py\n" in fixes.patch
     assert (fixes.failing_before, fixes.failing_after) == (("cast_bf16",), ())
@@ -51,6 +52,7 @@ def test_a_conversion_in_a_helper_of_another_file(tmp_path: Path, monkeypatch: p
     fixed = replace(audit, fixed=fixes)
     (fix,) = fixes.fixes
     assert fix.causes
+    assert (fix.run, fix.before) == ("cast_bf16", None)  # which raised; under autocast the source runs as it is
     assert fix_words(fix) in html(fixed)
     assert offer(fixed) == ""
     assert "1 fix:" in headline(fixes)
@@ -59,7 +61,7 @@ def test_a_conversion_in_a_helper_of_another_file(tmp_path: Path, monkeypatch: p
     (change,) = listed[0]["artifactChanges"]
     assert change["artifactLocation"]["uri"] == "global_scale_net/layers/ops.py"
     assert change["replacements"][0]["insertedContent"]["text"] == ".to(h.dtype)"
-    assert json.loads(output.texts_of(fixes)["fixes.json"])["plan_after"] == "cast_bf16"
+    assert json.loads(output.texts_of(fixes)["fixes.json"])["plan_after"] == "autocast_bf16"
 
     output.apply_fixes(fixes)
     assert ops.read_text() == before.replace("h * SCALE", "h * SCALE.to(h.dtype)")

@@ -11,13 +11,22 @@ from auditor.records import Audit
 from auditor.settings import Settings
 from tests.features.fix.problems import PROBLEMS, Problem
 
+MEAN = """
+def op(h, index):
+    out = torch.zeros(128, 256, dtype=h.dtype).index_add(0, index, h)
+    n = torch.zeros(128).index_add(0, index, torch.ones(128))
+    return (out / n.clamp(min=1)[:, None]).to(h.dtype)
+"""
+"""A sum in low precision, and FP32 values that the next layer would convert: the two lines that the findings name."""
+
 REPAIRED = {
-    "norm_upcast": ("bf16", "def op(h):\n    return F.layer_norm(h, (256,))"),
-    "scatter_mean": ("bf16", ""),
+    "norm_upcast": ("bf16", ""),
+    "one_hot_mix": ("bf16", ""),
+    "scatter_mean": ("bf16", MEAN),
     "groups": ("fp16", "def op(h):\n    return F.layer_norm(h.view(128, 8, 32), (32,)).view(128, 256)"),
 }
-"""{problem: the format, and the helper as `fix` writes it, "" for a person's}: a conversion to FP32 that is left out, a tensor that
-is made in low precision, and operations that become one."""
+"""{problem: the format, and the helper as the findings' lines make it, "" for a person's}: FP32 values that are converted where
+low-precision ones meet them, a cast to FP32 that is left out, a tensor made in low precision, and operations that become one."""
 
 
 def audited(folder: Path, problem: Problem, fmt: str) -> Audit:

@@ -249,6 +249,20 @@ def test_kept_functions_of_the_enclosing_scopes_are_kept(strategy: str) -> None:
 
 
 @both
+def test_the_innermost_scope_around_an_entrance_decides(strategy: str) -> None:
+    class Net(Autoencoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Sequential(Spy(8, 8)))
+
+    # The kept function opens an autocast region around the low-precision scope, which the FP32 scope switches off.
+    scopes = {"": {"precision": "fp16", "keep": ["exp"]}, "block": scope("fp32")}
+    model = apply_plan(seeded(Net), plan(strategy, scopes, "fp16"))
+    with torch.no_grad(), pytest.warns(UserWarning, match="outside"):
+        assert model.block[0](X).dtype is WIDE
+
+
+@both
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_checkpoint_that_recomputes_is_no_entrance(strategy: str, use_reentrant: bool) -> None:
     """The model disables autocast around a checkpoint: what the backward pass repeats must not enable it again."""
@@ -474,6 +488,10 @@ def multiply(model: Any, x: Tensor) -> Tensor:
     return result
 
 
+def scaled_by(factor: float, model: Any, x: Tensor) -> Tensor:
+    return multiply(model, model.encoder(x)) * factor
+
+
 class Decorated(Autoencoder):
     """Methods whose own bytecode reads none of the model's attributes."""
 
@@ -498,6 +516,7 @@ class Decorated(Autoencoder):
         return multiply(self, self.encoder(x)) * factor
 
     doubled = functools.partialmethod(scaled, 2.0)
+    tripled = in_eval(functools.partial(scaled_by, 3.0))
 
     @functools.lru_cache  # noqa: B019 - the cache is what a plan must not hide
     def cached(self, rows: int) -> Tensor:
@@ -509,7 +528,7 @@ class Decorated(Autoencoder):
 
 
 @both
-@pytest.mark.parametrize("method", ["bare", "twice", "by_object", "dispatched", "doubled"])
+@pytest.mark.parametrize("method", ["bare", "twice", "by_object", "dispatched", "doubled", "tripled"])
 def test_decorated_methods_compute_as_planned(strategy: str, method: str) -> None:
     model = apply_plan(seeded(Decorated), plan(strategy, SCOPES, "fp16"))
     assert dtypes_of(lambda: getattr(model, method)(X)) == {HALF}
