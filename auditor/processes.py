@@ -23,8 +23,8 @@ from .errors import AuditorError
 HERE = str(Path(__file__).resolve().parents[1])
 """The folder that `sys.path` needs to import a checkout that is not installed."""
 
-LOOK, GRACE = 0.02, 10.0
-"""Seconds between two checks of a process, and seconds that an ending process has to clean up."""
+LOOK, LISTEN, GRACE = 0.02, 0.2, 10.0
+"""Seconds between two checks of a process, the longest wait for its next message, and seconds that an ending process has to clean up."""
 
 SOON, LAST = 0.4, 0.3
 """Seconds that the process of an interrupted command has to clean up, and further seconds until all of it has ended."""
@@ -260,9 +260,8 @@ def supervise(
             if timeout is not None and time.monotonic() - since > timeout:
                 what = f"no progress within {timeout:g} seconds{where}"
                 raise AuditorError(f"{what}: raise --timeout, or fix the code that hangs", "timed-out")
-            wait_until(has_ended, LOOK)
-            with suppress(EOFError, OSError):
-                while here.poll():
+            try:
+                while here.poll(0 if has_ended() else LISTEN):
                     if not isinstance(said := here.recv(), str):
                         wait_until(has_ended, GRACE)
                         if said == 130:
@@ -271,6 +270,8 @@ def supervise(
                     if said:
                         where, since = f" (at: {said})", time.monotonic()
                         hear(said)
+            except (EOFError, OSError):  # the child ends, and says no more
+                wait_until(has_ended, LISTEN)
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not has_ended():
