@@ -13,7 +13,7 @@ from ..execution.mixtures import Mixture, find_mixtures
 from ..execution.policy import plain
 from ..numerics.formats import runs
 from ..numerics.operations import operation
-from ..records import Contribution, Finding, Plan, Repair, Verdict
+from ..records import Capture, Contribution, Finding, Plan, Repair, Verdict
 from ..records.measure import FAILURES
 from ..records.paths import module_of
 from ..rulebook.failures import OTHERS
@@ -201,7 +201,8 @@ def _ways(problem: Problem, cause: _Cause, rewrites: _Rewrites) -> Iterator[Prob
     }
     after = repaired(problem, {*cause.inexact, *in_fp32}, rewrites, converted)
     yield after
-    made = frozenset(name for reader, one in mixtures.items() if reader in cause.made for name in one.written)
+    written = [name for reader, one in mixtures.items() if reader in cause.made for name in one.written]
+    made = _of_same_lines(problem.capture, written)
     if made:
         left_out = {name: Cost(0, 0, True) for name in made if operation(problem.capture.nodes[name].op).cast}
         yield replace(after, made_low=made, costs={**after.costs, **left_out})
@@ -239,7 +240,8 @@ def repaired(problem: Problem, names: Collection[str], rewrites: _Rewrites, mixt
     that it reads still counts, unless they turn Inf or NaN. mixtures: where an operation raises for its inputs' dtypes; the
     FP32 values among them are converted.
     """
-    lowered = frozenset(value for one in mixtures.values() for value in (*one.chain, *one.wide))
+    met = [value for one in mixtures.values() for value in (*one.chain, *one.wide)]
+    lowered = _of_same_lines(problem.capture, met)
     own = _until_small_again(problem, set(names) - mixtures.keys())
     safe = {name: Verdict("safe", "repaired in the source") for name in own}
     read = {source for name in own for source in problem.capture.nodes[name].inputs}
@@ -278,6 +280,14 @@ def _costs_of_joined(problem: Problem, joined: Set[str]) -> dict[str, Cost]:
         elements = sum(problem.elements.get(value, 0) for value in values)
         result[name] = replace(problem.costs[name], elements=elements)
     return result
+
+
+def _of_same_lines(capture: Capture, names: Collection[str]) -> frozenset[str]:
+    """Operations and placeholders, and all calls of these operations from the same source lines, such as in other blocks of
+    a model: a change of a line holds whenever it runs."""
+    changed = {(node.source, node.op) for node in map(capture.nodes.get, names) if node is not None and node.source}
+    called = (name for name, node in capture.nodes.items() if (node.source, node.op) in changed)
+    return frozenset((*names, *called))
 
 
 def _mixtures(problem: Problem, names: Collection[str]) -> dict[str, Mixture]:

@@ -22,7 +22,7 @@ MOST = 2
 MOST_LINES = 6
 """Maximum number of lines of further origins that a text names."""
 UNNAMED = "x.dtype"
-"""The dtype in a fix if no tensor of the changed line's function is known to have it."""
+"""Stands for the dtype in a fix if no tensor of the changed line's function is known to have it."""
 _WANTED = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes in the FP32 model of values that a cast to FP32 keeps from being low-precision."""
 _POSITIONS = ("arange", "cumsum")
@@ -114,7 +114,7 @@ class Describer:
         meetings = [*mixture.meetings, *((name, low) for low in mixture.low)]
         changes = self._changes(node, origins, meetings)
         where_made = _joined(changes)
-        is_clear = all(change.dtype != UNNAMED for change in changes or ())
+        is_clear = all(change.is_clear for change in changes or ())
         # A total of many terms stays in FP32 where another operation reads it.
         reads_total = any(self._is_added_to(each) and graph_node.args[0] is not self._graph[each] for each in origins)
         is_better_here = reads_total or (not is_clear and _is_own(node))
@@ -151,9 +151,10 @@ class Describer:
         if self._becomes_a_phase(graph_node, self._graph[reader.name]):
             return None  # angles lose whole turns in low precision
         dtype_text = self._dtype_near(node.source, meetings)
+        text = f"`dtype={dtype_text or UNNAMED}`"
         if is_cast and not calls_one_of(node.code, _MAKING):
-            return _Change(f"`.to({dtype_text})` instead of the cast to FP32", node.source, dtype_text)
-        return _Change(f"`dtype={dtype_text}`", node.source, dtype_text)
+            text = f"`.to({dtype_text or UNNAMED})` instead of the cast to FP32"
+        return _Change(text, node.source, is_clear=dtype_text is not None)
 
     def _change_of_constant(self, place: Placeholder, meetings: Sequence[tuple[str, str]]) -> _Change | None:
         """The change of the line that made a tensor outside of the recorded operations."""
@@ -166,19 +167,19 @@ class Describer:
             call = f"`self.register_buffer` for each tensor of `{made.name}`"
             return _Change(f"{call}, which model.half() converts,", made.source)
         dtype_text = self._dtype_near(made.source, meetings)
-        return _Change(f"`.to({dtype_text})`", made.source, dtype_text)
+        return _Change(f"`.to({dtype_text or UNNAMED})`", made.source, is_clear=dtype_text is not None)
 
-    def _dtype_near(self, source: str | None, meetings: Sequence[tuple[str, str]]) -> str:
-        """The text of the low-precision dtype, such as `y.dtype`, by a tensor that a source line can refer to; UNNAMED
-        if none is known."""
+    def _dtype_near(self, source: str | None, meetings: Sequence[tuple[str, str]]) -> str | None:
+        """The text of the low-precision dtype, such as `y.dtype`, by a tensor that a source line can refer to; None if
+        none is known."""
         line = line_at(source)
         if line is None:
-            return UNNAMED
+            return None
         for operation, low in meetings:
             text = self._name_near(line, operation, low)
             if text is not None:
                 return f"{text}.dtype"
-        return UNNAMED
+        return None
 
     def _name_near(self, line: Line, operation: str, low: str) -> str | None:
         """The name of an operation's low-precision input, if the line is in the same function, after the name is set."""
@@ -188,9 +189,11 @@ class Describer:
         function = row_of(graph_node).name.lstrip("_")
         for span in node.expressions:
             expression = expression_at(span)
-            candidates: list[ast.AST] = [] if expression is None else [expression]
-            if span is node.expressions[0]:
-                candidates += expressions_in(node.code)  # also an assignment such as `result[rows] = y`
+            in_line = list(expressions_in(node.code)) if span is node.expressions[0] else []
+            candidates: list[ast.AST] = in_line  # which may have other calls of the same function
+            if expression is not None:
+                assignments = [each for each in in_line if isinstance(each, ast.Assign)]  # such as `result[rows] = y`
+                candidates = [expression, *assignments]
             owner = node.owner.rpartition(".")[2]
             if argument == "weight" and not self._has_weight(node, graph_node):
                 owner = ""  # such as an attention, whose weight has another name
@@ -229,11 +232,11 @@ def _is_own(node: Node) -> bool:
 
 
 class _Change(NamedTuple):
-    """A change of a line that makes an FP32 value. text: in words. dtype: text of the dtype in it; "" without one."""
+    """A change of a line that makes an FP32 value. text: in words. is_clear: whether a name for its dtype is known, if it has one."""
 
     text: str
     source: str | None
-    dtype: str = ""
+    is_clear: bool = True
 
 
 def _joined(changes: Sequence[_Change] | None) -> str | None:

@@ -138,3 +138,32 @@ def test_the_repair_of_one_line_with_two_dtypes_does_not_repair_another() -> Non
     alone = {rules[repair.causes[0]] for repair in found.repairs if len(repair.causes) == 1}
     assert {"DTY001", "DTY002"} <= set(rules.values())
     assert not alone & {"DTY001", "DTY002"}
+
+
+class Masked(nn.Module):
+    """Three layers whose attention adds a mask that one line makes in FP32; `repaired`: in the queries' dtype."""
+
+    def __init__(self, repaired: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(256, 3 * 256) for _ in range(3))
+        self.repaired = repaired
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            q, k, v = layer(x).chunk(3, -1)
+            if self.repaired:
+                mask = torch.full((64, 64), -1e4, dtype=v.dtype).triu(1)
+            else:
+                mask = torch.full((64, 64), -1e4).triu(1)
+            x = x + (q @ k.transpose(1, 2) / 16.0 + mask).softmax(-1) @ v
+        return x
+
+
+def test_the_repair_of_a_line_holds_whenever_the_line_runs() -> None:
+    x = torch.randn(16, 64, 256, generator=torch.Generator().manual_seed(1))
+    (repair,) = audit_of(Masked(repaired=False), x).repairs
+    plan = audit_of(Masked(repaired=True), x).plan
+    assert plan is not None
+    assert repair.kept == 0
+    assert repair.speedup == pytest.approx(plan.speedup, rel=0.05)

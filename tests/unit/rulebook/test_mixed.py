@@ -133,6 +133,16 @@ def method(m: Any, y: Tensor) -> Tensor:
     return torch.einsum("bij,ij->bij", y[:, :4], share)
 
 
+def two_sums(m: Any, y: Tensor) -> Tensor:
+    ramp = torch.linspace(0, 1, 8)
+    return ramp + (y.relu() + ramp)
+
+
+def of_x(m: Any, x: Tensor) -> Tensor:
+    ramp = torch.linspace(0, 1, 8)
+    return x + ramp
+
+
 LAST = at(Layers, "return self.last")
 CAST_TO_FP32 = "`.to(y.dtype)` instead of the cast to FP32"
 
@@ -153,6 +163,9 @@ CAST_TO_FP32 = "`.to(y.dtype)` instead of the cast to FP32"
         # nothing in the function that makes the values has the dtype
         (elsewhere, "from_numpy", "the tensor made at {}", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
         (several, "mean, scale", "`zeros` ({0}) and `ones` ({0})", "`dtype=y.dtype` at {}"),
+        # the sum that meets the values has no name on its left, and the other sum of the line is none of its own
+        (two_sums, "linspace", "`linspace` ({})", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
+        (of_x, "linspace", "`linspace` ({})", "`dtype=x.dtype` at {}"),
         (upcast, ".float()", "the cast to FP32 ({})", f"`self.last(y.to(self.last.weight.dtype))` at {LAST}"),
     ],
 )
