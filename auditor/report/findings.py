@@ -20,6 +20,8 @@ from .words import SEVERITIES, count, label, line, list_paths, percent, scope
 
 INPUTS = "INP"
 """Prefix of the rules about the range of the model's inputs."""
+CONSTANTS = "CON"
+"""Prefix of the rules about constants in the model's code."""
 CONFIDENCES = ("high", "medium", "low")
 MODULES_NAMED = 3
 
@@ -88,6 +90,18 @@ class Cause:
     def is_contradicted(self) -> bool:
         """Whether the measurement contradicts every finding of the cause."""
         return all(finding.agrees is False for finding in self.members)
+
+    @property
+    def overflows_in(self) -> str:
+        """The first format in which an operation of the cause turns finite values into Inf; "" if none does, or if these are
+        constants, such as a mask's."""
+        for finding in self.members:
+            errors = self._reports[finding.node].errors if finding.node in self._reports else {}
+            is_constant = finding.rule.startswith(CONSTANTS)
+            for fmt in () if is_constant else finding.formats:
+                if fmt in errors and errors[fmt].overflow:
+                    return fmt
+        return ""
 
     @property
     def rank(self) -> tuple[int, bool, float, int, bool, float, int, str, str]:
@@ -220,7 +234,7 @@ class Causes:
                 + f", {notes_in_words}" * bool(self.notes)
             )
         if not self.wanting:
-            none = "the measurement confirms no finding" if self.unconfirmed else "no rule matched"
+            none = self._why_none()
             return f"nothing to fix, {notes_in_words}" if self.notes else f"nothing to fix: {none}"
         kinds = Counter(cause.severity for cause in self.wanting)
         counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
@@ -228,6 +242,17 @@ class Causes:
         if not self.to_do:
             total += f", {'' if len(self.wanting) == 1 else 'all '}avoided by the plan"
         return total + f", {notes_in_words}" * bool(self.notes)
+
+    def _why_none(self) -> str:
+        """Why there is nothing to fix, in words."""
+        if not self.unconfirmed:
+            return "no rule matched"
+        hidden = next((cause for cause in self.unconfirmed if cause.overflows_in), None)
+        if hidden is None:
+            return "the measurement confirms no finding"
+        at = hidden.worst.source or hidden.where
+        fmt = label(hidden.overflows_in)
+        return f"values at {at} turn Inf in {fmt} ({hidden.worst.rule}), which changes the outputs little"
 
 
 def causes_by_place(audit: Audit) -> tuple[Cause, ...]:

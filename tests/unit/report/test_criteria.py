@@ -217,6 +217,30 @@ def test_a_warning_is_never_joined_with_another():
     assert len(causes(warned).wanting) == len(causes_by_place(warned)) > 1
 
 
+class Residual(nn.Module):
+    """A branch beside much larger values. Its norm overflows FP16, or it adds a mask that is beyond FP16."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.masked = nn.Linear(16, 16), masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.masked:
+            mask = torch.zeros(16, 16).masked_fill(torch.ones(16, 16).triu(1).bool(), -1e9)
+            return x + (self.linear(x / 500) + mask.to(x.dtype)).softmax(-1)
+        return x + self.linear(x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_values_that_overflow_without_effect_are_no_refuted_finding(masked: bool):
+    inputs = 700 + 100 * torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+    audit = auditor.audit(Residual(masked), (inputs,), formats=("fp16",), strategies=("cast",), device="cpu")
+    assert audit.plan is not None
+    overflows = "turn Inf in FP16 (NRM001), which changes the outputs little"
+    assert causes(audit).headline.endswith(overflows) is not masked
+
+
 def test_notes_that_the_measurement_contradicts_are_counted_apart():
     audit = make_audit(60)
     first, *others = (replace(finding, severity="info") for finding in audit.findings)
@@ -228,7 +252,8 @@ def test_notes_that_the_measurement_contradicts_are_counted_apart():
     fold = page.partition('id="findings-unconfirmed"')[2]
     assert fold.count('<details class="finding info"') == len(found.unconfirmed)  # all of them are there
     none = causes(replace(audit, findings=refuted))
-    assert none.headline == "nothing to fix: the measurement confirms no finding"
+    at = "values at model.py:27 turn Inf in FP16 (RNG001)"  # which is seen, and has no effect
+    assert none.headline == f"nothing to fix: {at}, which changes the outputs little"
     warned = causes(replace(audit, findings=tuple(replace(one, severity="warning") for one in refuted)))
     places = causes_by_place(replace(audit, findings=refuted))
     assert (len(warned.wanting), warned.unconfirmed) == (len(places), ())  # a warning is never folded away
