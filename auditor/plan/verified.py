@@ -72,9 +72,10 @@ def judge_answers(model: MeasuredModel, plan: Plan, expected: Answers, answer: A
     An exported program that only raises with gradients enabled is judged without: programs are for inference.
     Raises: torch.OutOfMemoryError if a GPU ran out of memory in that run.
     """
+    failure = answer if isinstance(answer, str) else answer.ungraded
+    if model.options.native and failure is not None and said_no_memory(failure):
+        raise torch.OutOfMemoryError(failure)  # no result about the plan
     if isinstance(answer, str):
-        if model.options.native and said_no_memory(answer):
-            raise torch.OutOfMemoryError(answer)  # no result about the plan
         return _record_run(model, plan, failure=answer)
     if answer.ungraded is not None and plan.program is None:
         return _record_run(model, plan, failure=f"with gradients enabled, {answer.ungraded}")

@@ -22,6 +22,7 @@ from auditor.plan.all_low import run_all_low
 from auditor.plan.context import PlanningContext
 from auditor.plan.verified import judge_answers, today_of
 from auditor.records import Noise, Plan, Program, ScopeChoice, TimeAndMemory, Times, Verification
+from auditor.settings import Settings
 from auditor.verify import running
 from auditor.verify.running import Answers, compare_times
 from tests.support.capturing import Function
@@ -104,6 +105,13 @@ def test_a_program_that_raises_with_gradients_alone_is_for_inference_and_another
     assert "for inference only: with gradients enabled the program raises RuntimeError: no" in " ".join(
         repr(shown).split()
     )
+
+
+@pytest.mark.parametrize("answer", ["out of memory, no", Answers([[torch.ones(1)]], ungraded="out of memory, no")])
+def test_a_gpu_without_memory_refutes_no_plan(answer: Answers | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Settings, "native", True)
+    with pytest.raises(torch.OutOfMemoryError, match="no"):
+        judge_answers(bench_with(output_error), BASE, Answers([[torch.ones(1)]]), answer)
 
 
 def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:
