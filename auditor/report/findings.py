@@ -96,9 +96,10 @@ class Cause:
         """The first format in which an operation of the cause turns finite values into Inf; "" if none does, or if these are
         constants, such as a mask's."""
         for finding in self.members:
-            errors = self._reports[finding.node].errors if finding.node in self._reports else {}
-            is_constant = finding.rule.startswith(CONSTANTS)
-            for fmt in () if is_constant else finding.formats:
+            if finding.rule.startswith(CONSTANTS) or finding.node not in self._reports:
+                continue
+            errors = self._reports[finding.node].errors
+            for fmt in finding.formats:
                 if fmt in errors and errors[fmt].overflow:
                     return fmt
         return ""
