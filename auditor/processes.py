@@ -23,8 +23,11 @@ from .errors import AuditorError
 HERE = str(Path(__file__).resolve().parents[1])
 """The folder that `sys.path` needs to import a checkout that is not installed."""
 
-LOOK, LISTEN, GRACE = 0.02, 0.2, 10.0
-"""Seconds between two checks of a process, the longest wait for its next message, and seconds that an ending process has to clean up."""
+LOOK, GRACE = 0.02, 10.0
+"""Seconds between two checks of a process, and seconds that an ending process has to clean up."""
+
+LISTEN = 0.2
+"""Seconds to wait for a message of a process before checking whether it has ended."""
 
 SOON, LAST = 0.4, 0.3
 """Seconds that the process of an interrupted command has to clean up, and further seconds until all of it has ended."""

@@ -389,12 +389,14 @@ def _low_format(node: Node, resolution: Resolution) -> str | None:
 
 
 def _kind_of(n: fx.Node) -> _Kind:
+    given = (*n.args, *n.kwargs.values())
     sources = tuple(_nodes_in((n.args, n.kwargs)))
-    asks = any(isinstance(value, torch.dtype) for value in (*n.args, *n.kwargs.values()))
+    asks = any(isinstance(value, torch.dtype) for value in given)
+    kind = _Kind(sources=sources, asks=asks)
     value = next(iter(tensors_in(n.meta.get("val"))), None)
     if value is None:
-        return _Kind(sources=sources, asks=asks)
-    return _Kind(_name(value.dtype), value.dim() == 0, value.is_complex(), sources, asks)
+        return kind
+    return kind._replace(format=_name(value.dtype), scalar=value.dim() == 0, complex=value.is_complex())
 
 
 def _moves(name: str) -> bool:

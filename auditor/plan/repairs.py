@@ -96,9 +96,11 @@ def _fewest(joint: Repair, repair: Callable[..., Repair]) -> Repair:
 def _starts(planning: PlanningContext, plans: Mapping[str, Plan]) -> Iterator[_Start]:
     """The plans for the live model that torch can run, if their strategy serves the use that was asked for."""
     for plan in plans.values():
-        trains = strategy_of(plan.strategy).trains
-        if plan.program is None and runs(plan.format) and (trains or planning.options.use != "training"):
-            yield _Start(plan, planning.problem(plan.strategy, plan.format), _allowed(plan, planning.max_error))
+        is_for_live_model = plan.program is None and runs(plan.format)
+        serves_use = strategy_of(plan.strategy).trains or planning.options.use != "training"
+        if is_for_live_model and serves_use:
+            problem = planning.problem(plan.strategy, plan.format)
+            yield _Start(plan, problem, _allowed(plan, planning.max_error))
 
 
 def _allowed(plan: Plan, budget: float) -> float:
@@ -202,7 +204,7 @@ def _ways(problem: Problem, cause: _Cause, rewrites: _Rewrites) -> Iterator[Prob
     after = repaired(problem, {*cause.inexact, *in_fp32}, rewrites, converted)
     yield after
     written = [name for reader, one in mixtures.items() if reader in cause.made for name in one.written]
-    made = _of_same_lines(problem.capture, written)
+    made = frozenset(each for name in written for each in _calls_of_same_line(problem.capture, name))
     if made:
         left_out = {name: Cost(0, 0, True) for name in made if operation(problem.capture.nodes[name].op).cast}
         yield replace(after, made_low=made, costs={**after.costs, **left_out})
@@ -224,12 +226,16 @@ class _Rewrites:
     @classmethod
     def of(cls, planning: PlanningContext, findings: Sequence[Finding]) -> _Rewrites:
         """The operations among findings."""
-        fixes = {
-            rule.code: [fix for fix in rule.fixes if fix.safety != "display"] for rule in planning.options.rulebook
-        }
-        low = frozenset(one.node for one in findings if fixes.get(one.rule))
-        joining = {code for code, own in fixes.items() if any(fix.joins for fix in own)}
-        return cls(low, frozenset(one.node for one in findings if one.rule in joining))
+        rewriting, joining = set[str](), set[str]()  # codes of rules
+        for rule in planning.options.rulebook:
+            offered = [fix for fix in rule.fixes if fix.safety != "display"]
+            if offered:
+                rewriting.add(rule.code)
+            if any(fix.joins for fix in offered):
+                joining.add(rule.code)
+        low = frozenset(one.node for one in findings if one.rule in rewriting)
+        joined = frozenset(one.node for one in findings if one.rule in joining)
+        return cls(low, joined)
 
 
 def repaired(problem: Problem, names: Collection[str], rewrites: _Rewrites, mixtures: Mapping[str, Mixture]) -> Problem:
@@ -240,8 +246,7 @@ def repaired(problem: Problem, names: Collection[str], rewrites: _Rewrites, mixt
     that it reads still counts, unless they turn Inf or NaN. mixtures: where an operation raises for its inputs' dtypes; the
     FP32 values among them are converted.
     """
-    met = [value for one in mixtures.values() for value in (*one.chain, *one.wide)]
-    lowered = _of_same_lines(problem.capture, met)
+    lowered = frozenset(value for one in mixtures.values() for value in (*one.chain, *one.wide))
     own = _until_small_again(problem, set(names) - mixtures.keys())
     safe = {name: Verdict("safe", "repaired in the source") for name in own}
     read = {source for name in own for source in problem.capture.nodes[name].inputs}
@@ -282,12 +287,11 @@ def _costs_of_joined(problem: Problem, joined: Set[str]) -> dict[str, Cost]:
     return result
 
 
-def _of_same_lines(capture: Capture, names: Collection[str]) -> frozenset[str]:
-    """Operations and placeholders, and all calls of these operations from the same source lines, such as in other blocks of
-    a model: a change of a line holds whenever it runs."""
-    changed = {(node.source, node.op) for node in map(capture.nodes.get, names) if node is not None and node.source}
-    called = (name for name, node in capture.nodes.items() if (node.source, node.op) in changed)
-    return frozenset((*names, *called))
+def _calls_of_same_line(capture: Capture, name: str) -> list[str]:
+    """An operation, and its other calls from the same source line, such as in other blocks of a model."""
+    line, op = capture.nodes[name].source, capture.nodes[name].op
+    others = [each for each, node in capture.nodes.items() if line and (node.source, node.op) == (line, op)]
+    return list(dict.fromkeys((name, *others)))
 
 
 def _mixtures(problem: Problem, names: Collection[str]) -> dict[str, Mixture]:

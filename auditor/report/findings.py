@@ -92,26 +92,38 @@ class Cause:
         return all(finding.agrees is False for finding in self.members)
 
     @property
-    def overflows_in(self) -> str:
-        """The first format in which an operation of the cause turns finite values into Inf; "" if none does, or if these are
-        constants, such as a mask's."""
+    def is_refuted(self) -> bool:
+        """Whether it is a note that the measurement contradicts."""
+        return self.severity == "info" and self.is_contradicted
+
+    @property
+    def overflowing(self) -> tuple[Finding, str] | None:
+        """The first finding whose operation turns finite values into Inf, and the format; None without one. Constants, such
+        as a mask's, do not count."""
         for finding in self.members:
             if finding.rule.startswith(CONSTANTS) or finding.node not in self._reports:
                 continue
             errors = self._reports[finding.node].errors
             for fmt in finding.formats:
                 if fmt in errors and errors[fmt].overflow:
-                    return fmt
-        return ""
+                    return finding, fmt
+        return None
 
     @property
     def rank(self) -> tuple[int, bool, float, int, bool, float, int, str, str]:
         """Sort key among causes: the smallest comes first."""
         worst = self.worst
-        declared = SEVERITIES.index(worst.declared or worst.severity)
-        confidence, measured = CONFIDENCES.index(worst.confidence), worst.rule in MEASURED
-        severity, effect = SEVERITIES.index(self.severity), -self.effect
-        return severity, self.is_avoided, -self.gain, declared, measured, effect, confidence, worst.rule, worst.node
+        return (
+            SEVERITIES.index(self.severity),
+            self.is_avoided,
+            -self.gain,
+            SEVERITIES.index(worst.declared or worst.severity),
+            worst.rule in MEASURED,
+            -self.effect,
+            CONFIDENCES.index(worst.confidence),
+            worst.rule,
+            worst.node,
+        )
 
     @property
     def gain(self) -> float:
@@ -248,12 +260,13 @@ class Causes:
         """Why there is nothing to fix, in words."""
         if not self.unconfirmed:
             return "no rule matched"
-        hidden = next((cause for cause in self.unconfirmed if cause.overflows_in), None)
-        if hidden is None:
+        overflows = filter(None, (cause.overflowing for cause in self.unconfirmed))
+        first = next(overflows, None)
+        if first is None:
             return "the measurement confirms no finding"
-        at = hidden.worst.source or hidden.where
-        fmt = label(hidden.overflows_in)
-        return f"values at {at} turn Inf in {fmt} ({hidden.worst.rule}), which changes the outputs little"
+        finding, fmt = first
+        at = finding.source or scope(finding.owner)
+        return f"values at {at} turn Inf in {label(fmt)} ({finding.rule}), which changes the outputs little"
 
 
 def causes_by_place(audit: Audit) -> tuple[Cause, ...]:
@@ -264,8 +277,9 @@ def causes_by_place(audit: Audit) -> tuple[Cause, ...]:
     for finding in audit.findings:
         alone = (finding.rule, finding.severity, pattern(finding.owner), finding.op, finding.source)
         groups.setdefault(finding.cause or alone, []).append(finding)
-    ranked = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
-    return tuple(sorted(ranked, key=lambda cause: cause.severity == "info" and cause.is_contradicted))
+    found = [Cause(audit, members, reports) for members in groups.values()]
+    ranked = sorted(found, key=lambda cause: cause.rank)
+    return tuple(sorted(ranked, key=lambda cause: cause.is_refuted))
 
 
 def causes(audit: Audit) -> Causes:

@@ -60,12 +60,15 @@ class Describer:
 
     def origins(self, mixtures: Sequence[Mixture]) -> str:
         """The operations, inputs and tensors that are FP32, each with the line where it was made."""
-        texts = list(dict.fromkeys(self._origin(name) for mixture in mixtures for name in mixture.origins))
+        names = dict.fromkeys(name for mixture in mixtures for name in mixture.origins)
+        lines = dict[str, dict[str, None]]()  # {the origin in words: the lines that made it}
+        for name in names:
+            lines.setdefault(self._origin(name), {})[self._line(name)] = None
+        texts = list(lines)
         if len(texts) <= MOST:
             return " and ".join(texts)
-        further = [name for mixture in mixtures for name in mixture.origins if self._origin(name) in texts[MOST:]]
-        lines = list(dict.fromkeys(filter(None, map(self._line, further))))
-        named = f" ({', '.join(lines[:MOST_LINES])})" if lines else ""
+        further = dict.fromkeys(line for text in texts[MOST:] for line in lines[text] if line)
+        named = f" ({', '.join([*further][:MOST_LINES])})" if further else ""
         return f"{', '.join(texts[:MOST])} and {len(texts) - MOST} more{named}"
 
     def _line(self, name: str) -> str:
@@ -206,9 +209,11 @@ class Describer:
     def _has_weight(self, node: Node, graph_node: fx.Node) -> bool:
         """Whether the operation's weight is the attribute `weight` of its module."""
         weight = arguments(graph_node).get("weight")
-        place = self._places.get(weight.name) if isinstance(weight, fx.Node) else None
-        is_named = place is not None and (place.fqn or "").rpartition(".")[2] == "weight"
-        return bool(node.owner) and place is not None and is_named and node.owner in place.holders
+        if not node.owner or not isinstance(weight, fx.Node) or weight.name not in self._places:
+            return False
+        place = self._places[weight.name]
+        name = (place.fqn or "").rpartition(".")[2]
+        return name == "weight" and node.owner in place.holders
 
     def _is_added_to(self, origin: str) -> bool:
         """Whether an indexed addition, such as index_add, adds terms to the tensor."""
@@ -232,7 +237,8 @@ def _is_own(node: Node) -> bool:
 
 
 class _Change(NamedTuple):
-    """A change of a line that makes an FP32 value. text: in words. is_clear: whether a name for its dtype is known, if it has one."""
+    """A change of a line that makes an FP32 value. text: in words. is_clear: false if it needs the name of a tensor, and
+    none is known."""
 
     text: str
     source: str | None

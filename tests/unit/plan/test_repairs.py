@@ -140,30 +140,50 @@ def test_the_repair_of_one_line_with_two_dtypes_does_not_repair_another() -> Non
     assert not alone & {"DTY001", "DTY002"}
 
 
-class Masked(nn.Module):
-    """Three layers whose attention adds a mask that one line makes in FP32; `repaired`: in the queries' dtype."""
+def causal(length: int) -> Tensor:
+    return torch.full((length, length), -1e4).triu(1)
 
-    def __init__(self, repaired: bool) -> None:
+
+class Masked(nn.Module):
+    """Three layers whose attention adds a mask that one line makes in FP32. repaired: in the queries' dtype, or, with
+    `elsewhere`, with the probabilities converted, since the line of the mask is in a function that knows no dtype."""
+
+    def __init__(self, repaired: bool, elsewhere: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(nn.Linear(256, 3 * 256) for _ in range(3))
-        self.repaired = repaired
+        self.repaired, self.elsewhere = repaired, elsewhere
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             q, k, v = layer(x).chunk(3, -1)
-            if self.repaired:
-                mask = torch.full((64, 64), -1e4, dtype=v.dtype).triu(1)
+            if self.elsewhere:
+                mask = causal(x.shape[1])
+            elif self.repaired:
+                mask = torch.full((x.shape[1], x.shape[1]), -1e4, dtype=v.dtype).triu(1)
             else:
-                mask = torch.full((64, 64), -1e4).triu(1)
-            x = x + (q @ k.transpose(1, 2) / 16.0 + mask).softmax(-1) @ v
+                mask = torch.full((x.shape[1], x.shape[1]), -1e4).triu(1)
+            p = (q @ k.transpose(1, 2) / 16.0 + mask).softmax(-1)
+            if self.elsewhere and self.repaired:
+                p = p.to(v.dtype)
+            x = x + p @ v
         return x
 
 
+TOKENS = torch.randn(8, 256, 256, generator=torch.Generator().manual_seed(1))
+
+
 def test_the_repair_of_a_line_holds_whenever_the_line_runs() -> None:
-    x = torch.randn(16, 64, 256, generator=torch.Generator().manual_seed(1))
-    (repair,) = audit_of(Masked(repaired=False), x).repairs
-    plan = audit_of(Masked(repaired=True), x).plan
+    (repair,) = audit_of(Masked(repaired=False, elsewhere=False), TOKENS).repairs
+    plan = audit_of(Masked(repaired=True, elsewhere=False), TOKENS).plan
     assert plan is not None
     assert repair.kept == 0
     assert repair.speedup == pytest.approx(plan.speedup, rel=0.05)
+
+
+def test_a_conversion_that_gains_nothing_over_the_plan_promises_nothing() -> None:
+    broken = audit_of(Masked(repaired=False, elsewhere=True), TOKENS)
+    plan = audit_of(Masked(repaired=True, elsewhere=True), TOKENS).plan
+    assert broken.plan is not None and plan is not None
+    assert plan.speedup <= broken.plan.speedup
+    assert broken.repairs == ()
