@@ -16,7 +16,7 @@ from ..numerics.casting import asked_for
 from ..numerics.cuda_facts import facts_of, refuses_mixture
 from ..numerics.formats import FORMATS, Format
 from ..numerics.kernels import promoted_format
-from ..numerics.nodes import arguments, overload_of, row_of, tensors_in
+from ..numerics.nodes import arguments, overload_of, row_of, tensors_in, written_argument
 from ..records import Capture, Literals, Node
 from .execute import Executor, Replay, Semantics, ValueOf
 from .policy import Casts, Policy, plain
@@ -280,7 +280,10 @@ class _FormatSemantics(Semantics):
             return recorded.format, False
         first, _ = floats[0]
         if self._is_refused(n, handed):
-            return first, True
+            # What reads the result is judged as after the fix, which converts FP32 arguments to low precision, but values
+            # that are written into a tensor to that tensor's dtype.
+            is_written = written_argument(n) is not None
+            return first if is_written else next(filter(is_low, handed.values()), first), True
         if row_of(n).dtype_of_first or self.policy.capture.nodes[n.name].in_place:
             return first, _refuses_others(n, floats)
         # As in torch's promotion, scalars count only if there are no others.

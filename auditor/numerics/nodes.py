@@ -19,6 +19,8 @@ _TORCHS_OWN = ("aten", "prims", "_c10d_functional")
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 _INDEXED_ADDITIONS = ("index_add", "scatter_add")
 """Operations that always add terms to entries that an index names; others do so if an argument asks for it."""
+_WRITTEN = ("source", "values", "src")
+"""Names of arguments whose values an operation writes into its argument `self`."""
 
 
 def target_of(n: fx.Node) -> Callable[..., Any]:
@@ -173,6 +175,13 @@ def adds_by_index(node: fx.Node) -> bool:
     given = arguments_with_defaults(node)
     adds = given["accumulate"] if "accumulate" in given else given.get("reduce") in ("sum", "add")
     return bool(adds) or row_of(node).packet in _INDEXED_ADDITIONS
+
+
+def written_argument(node: fx.Node) -> str | None:
+    """The name of the argument whose values an operation writes into its argument `self`, such as `source` of
+    `index_add`; None for other operations."""
+    given = arguments(node)
+    return next((name for name in _WRITTEN if name in given and "self" in given), None)
 
 
 def argument_at(node: fx.Node, position: int) -> Any:

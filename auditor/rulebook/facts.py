@@ -60,6 +60,9 @@ class NodeFacts:
     )
     fp32_origin: str | None = _fact("", "where the FP32 inputs among `mixed_where`'s dtypes were made, with the line")
     dtype_fix: str | None = _fact("", "change of one line after which the operation gets one dtype")
+    fixed_where_read: bool = _fact(
+        "", "whether `dtype_fix` changes the operation's line, not those that made the tensors"
+    )
     unrounded: str | None = _fact(
         "", "operation that torch.compile computes again without rounding, where its values meet their rounded extreme"
     )

@@ -24,7 +24,7 @@ from .compiled import Recomputed, unrounded_comparisons
 from .counts import facts_of_counts
 from .dimensions import gemm, reduction_length, sequence_length
 from .facts import NodeFacts
-from .mixed import Describer
+from .mixed import Describer, changes_where_made
 
 OF_NODE = (
     *(values.numel, reduction_length, sequence_length, values.reduce_op),
@@ -210,14 +210,16 @@ WORDS = {
 def describe_mixtures(
     capture: Capture, under_autocast: Mapping[str, Mixture], with_cast: Mapping[str, Mixture]
 ) -> dict[str, dict[str, Any]]:
-    """{operation that gets two dtypes and raises: the facts `mixed_where`, `fp32_origin` and `dtype_fix`}."""
+    """{operation that gets two dtypes and raises: the facts about it, from `mixed_where` to `fixed_where_read`}."""
     describer, result = Describer(capture), dict[str, dict[str, Any]]()
     for name in (*under_autocast, *(name for name in with_cast if name not in under_autocast)):
         mixtures_of_node = [mixtures[name] for mixtures in (under_autocast, with_cast) if name in mixtures]
+        fix = describer.fix(name, mixtures_of_node)
         result[name] = {
             "mixed_where": WORDS[name in under_autocast, name in with_cast],
             "fp32_origin": describer.origins(mixtures_of_node),
-            "dtype_fix": describer.fix(name, mixtures_of_node),
+            "dtype_fix": fix,
+            "fixed_where_read": not changes_where_made(fix),
         }
     return result
 
@@ -271,7 +273,8 @@ class Uses:
         reads = any(self._hands_on(item, node) for item in node.all_input_nodes)
         if not values.is_floating(node) or row_of(node).cast:
             return reads and not values.is_floating(node)
-        if is_low(self._cast.computed_format(node.name)):
+        raises = node.name in self._cast.conflicts
+        if is_low(self._cast.computed_format(node.name)) and not raises:
             return False
         return reads or (self._is_high(node) and (_is_made(node) or not self._under.low(node.name)))
 

@@ -12,7 +12,7 @@ from torch import fx
 
 from ..capture.paths import reach
 from ..execution.mixtures import Mixture
-from ..numerics.nodes import arguments, dtype, row_of
+from ..numerics.nodes import arguments, dtype, row_of, written_argument
 from ..records import Capture, Node, Placeholder
 from .names import Line, expression_at, line_at, refers_to
 from .repairs import Conversion, calls_one_of, expressions_in, name_in_call, repair_of_call, repair_of_module
@@ -31,8 +31,6 @@ _MAKING = ("tensor", "as_tensor")
 """Functions that make a tensor of Python's or NumPy's numbers: a copy and a cast in the recorded graph."""
 _ADDING = ("index_add", "scatter_add", "scatter_reduce", "index_put", "_index_put_impl")
 """Operations that add terms to entries of their first argument, which an index names."""
-_WRITTEN = ("source", "values", "src")
-"""Names of arguments whose values an operation writes into its argument `self`."""
 _WHERE_MADE = ("`.to(", "`dtype=", "`self.register_buffer")
 """How a fix begins that changes the lines that make the FP32 values."""
 
@@ -260,7 +258,7 @@ def _conversion(node: fx.Node, mixture: Mixture) -> Conversion:
     """The conversion that gives an operation one dtype: of values to the tensor that they are written into, otherwise
     of the FP32 argument to low precision."""
     given = _flat(arguments(node))
-    written = next((name for name in _WRITTEN if name in given and "self" in given), None)
+    written = written_argument(node)
     if written is not None:
         return Conversion((written,), "self", tuple(given))
     wide = tuple(name for name, value in given.items() if {x.name for x in _tensors(value)} & {*mixture.wide})

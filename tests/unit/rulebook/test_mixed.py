@@ -184,6 +184,7 @@ def test_a_list_of_tensors_is_converted_by_the_text_of_its_item() -> None:
     found = predicted(method, last=False)[0]
     assert (found.rule, found.source) == ("DTY002", at(method, "einsum"))
     assert found.evidence["dtype_fix"] == f"`dtype=y.dtype` at {at(method, 'linspace')}"
+    assert "where it is created" in found.advice
     order = ("equation", "tensors[0]", "tensors[1]")
     conversion = Conversion(("tensors[0]",), "tensors[1]", order)
     for call in ("torch.einsum('bdn,bn->bd', {}, c[:, t])", "torch.einsum('bdn,bn->bd', [{}, c[:, t]])"):

@@ -59,7 +59,7 @@ def test_blocks_that_read_one_fp32_embedding_are_one_finding() -> None:
     assert (found.rule, found.owner) == ("DTY002", "blocks.0.emb")
     assert "`self.emb(time.to(self.emb.weight.dtype))`" in found.message
     assert "`self.head(embedding.to(self.head.weight.dtype))`" in found.message
-    assert "25 more operations raise" in found.message  # of 9 blocks 3 each, without the first norm and convolution
+    assert "9 more operations raise" in found.message  # in 8 more blocks, and the head; what reads the repaired is low
 
 
 def test_values_of_two_origins_are_two_findings() -> None:
@@ -109,3 +109,27 @@ def test_sums_of_terms_stay_in_fp32_and_their_terms_are_converted() -> None:
     assert fixes[-1].startswith(
         "`self.update(torch.cat([x, total / count.clamp(min=1)], -1).to(self.update.weight.dtype))`"
     )
+
+
+class Written(nn.Module):
+    """Adds values to an FP32 tensor, which the next layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.values, self.head = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        total = torch.zeros(6, 16)
+        total = total.index_add(0, index, self.values(x))
+        return self.head(total)
+
+
+def test_the_tensor_that_values_are_written_into_stays_fp32_for_its_readers() -> None:
+    toy = captured(Written(), torch.randn(9, 8), torch.arange(9) % 6)
+    found = {found.rule: found for found in classify(toy.capture, toy.facts, RULES)}
+    written, read = found["DTY001"], found["DTY002"]
+    assert "index_add(0, index, self.values(x).to(total.dtype))" in written.evidence["dtype_fix"]
+    assert "Convert the values in the line that writes them" in written.advice
+    assert "self.head(total.to(self.head.weight.dtype))" in read.evidence["dtype_fix"]
+    assert "Convert the values in the line that reads them" in read.advice
