@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,8 @@ from .result import FP32, ROUNDINGS, ParameterSeries, RecipeRun
 DECOUPLED = ("Adafactor", "Muon")
 """Optimizers of torch whose weight decay multiplies the weights, although their parameter groups lack the flag
 `decoupled_weight_decay`."""
-NEGLIGIBLE = 1e-5
-"""A parameter's gradient whose root mean square is a smaller share of that of all gradients is not compared: the gradient of
-a bias before a normalization, for example, is zero but for rounding."""
+LAST_BIT = 2.0**-23
+"""Spacing of FP32 numbers, relative to a power of two."""
 STUCK = 0.01
 """Relative distance to the squared gradient below which a second moment need not change."""
 
@@ -46,7 +45,7 @@ class Update:
 
 def record_errors(run: RecipeRun, step: int, gradients: Mapping[str, torch.Tensor], fp32: Mapping[str, Any]) -> None:
     """Record the gradient errors of a sampled step, of all parameters together and of each. Errors are undefined if
-    FP32's gradients are unknown or zero, or negligible beside those of other parameters.
+    FP32's gradients are unknown or zero.
 
     fp32: {parameter: gradient} of an FP32 step with equal weights; in an FP32 run, of the last sampled step.
     """
@@ -54,18 +53,29 @@ def record_errors(run: RecipeRun, step: int, gradients: Mapping[str, torch.Tenso
     exact = {name: torch.as_tensor(fp32[name]) for name in gradients if name in fp32}
     run.steps.append(step)
     run.errors.append(_error(exact, gradients, of_two))
-    least = NEGLIGIBLE * _root_mean_square(exact.values())
     for name in gradients:
-        known = dict[str, torch.Tensor]()
-        if name in exact and _root_mean_square([exact[name]]) >= least:
-            known = {name: exact[name]}
+        known = {name: exact[name]} if name in exact else {}
         run.parameters[name].error.append(_error(known, gradients, of_two))
 
 
-def _root_mean_square(gradients: Collection[torch.Tensor]) -> float:
-    """Of all entries; 0 without one."""
-    squares = sum(float(x.double().square().sum()) for x in gradients)
-    return math.sqrt(squares / max(sum(x.numel() for x in gradients), 1))
+def record_rounding(run: RecipeRun, gradients: Mapping[str, torch.Tensor], moved: Mapping[str, Any]) -> None:
+    """Record how much of each FP32 gradient of a sampled step is rounding.
+
+    moved: {parameter: gradient} of the same step after all weights have moved by their last bit; empty if unknown.
+    """
+    for name, gradient in gradients.items():
+        known = {name: torch.as_tensor(moved[name])} if name in moved else {}
+        run.parameters[name].rounding.append(_error({name: gradient}, known, 1.0) if known else None)
+
+
+def move_by_last_bit(weights: Iterable[torch.Tensor]) -> None:
+    """Multiply each weight in FP32 by 1 + 2**-23 or 1 - 2**-23, at random, in place."""
+    draws = torch.Generator().manual_seed(0)  # the step's own random numbers stay those of the other runs
+    with torch.no_grad():
+        for weight in weights:
+            if weight.dtype is torch.float32:
+                signs = torch.randint(0, 2, weight.shape, generator=draws) * 2 - 1
+                weight.mul_(1 + LAST_BIT * signs)
 
 
 def _error(exact: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], of_two: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from statistics import fmean
 
 from ...report.blocks import Block, Chart, Code, Fold, Grid, Item, Prose, environment
@@ -150,12 +151,24 @@ def _recipes(result: Rehearsal) -> list[Block]:
 
 def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
     """A recipe's row in the table. Of a failed run, the row only shows the loss before the failure."""
-    broken, fails = len(result.problems_of(name)), run.failure is not None
-    state = count(broken, "problem") if broken else "no problem" * (name != "fp32")
-    state = "recommended" if name == result.recommended else f"failed in step {len(run.losses)}" if fails else state
-    loss, skipped = f"{run.last_loss():.4g}" if run.losses else "", "" if fails else f"{len(run.skipped)}"
+    loss = f"{run.last_loss():.4g}" if run.losses else ""
+    skipped = "" if run.failure is not None else f"{len(run.skipped)}"
     error, *shares = _measures(run)
-    return run.recipe.title, loss, skipped, "" if name == "fp32" else error, *shares, state
+    if name == "fp32":
+        error = ""  # it is the noise between batches
+    return run.recipe.title, loss, skipped, error, *shares, _state(result, name, run)
+
+
+def _state(result: Rehearsal, name: str, run: RecipeRun) -> str:
+    """What came of a recipe, in words."""
+    if name == result.recommended:
+        return "recommended"
+    if run.failure is not None:
+        return f"failed in step {len(run.losses)}"
+    problems = result.problems_of(name)
+    if problems:
+        return count(len(problems), "problem")
+    return "" if name == "fp32" else "no problem"
 
 
 def _measures(run: RecipeRun, name: str = "") -> tuple[str, ...]:
@@ -165,20 +178,32 @@ def _measures(run: RecipeRun, name: str = "") -> tuple[str, ...]:
 
 def _entries(result: Rehearsal, name: str) -> list[Item]:
     """The problems of a recipe; below the last of them, the problems that each of its variants has."""
-    title, notes = result.runs[name].recipe.title, _variants(result, name)
+    title = result.runs[name].recipe.title
     heads = [f"{title}, {one.kind}: {one.text}" for one in result.problems_of(name)]
-    return [Item(head, tuple(notes) if head is heads[-1] else (), "warning") for head in heads]
+    items = [Item(head, (), "warning") for head in heads]
+    if items:
+        notes = tuple(_variants(result, name))
+        items[-1] = Item(heads[-1], notes, "warning")
+    return items
 
 
 def _charts(result: Rehearsal) -> Iterator[Chart]:
+    """Losses and gradient errors over the steps, of all recipes but the variants that are not recommended."""
     shown = [run for name, run in result.runs.items() if not run.recipe.repairs or name == result.recommended]
+    last = result.steps - 1
+    ticks = [(step, f"{step:,}") for step in round_steps(last)]
+    chart = partial(line_chart, last=max(last, 1), x_title="step", x_ticks=ticks)
+
     losses = [_curve(run, enumerate(run.losses)) for run in shown]
+    about_losses = "Loss of each recipe on the same batches. Each point is the mean of neighboring steps."
+    yield from chart("Loss", about_losses, losses, linear=True)
+
     errors = [_curve(run, zip(run.steps, run.errors, strict=True)) for run in shown]
-    of_losses = "Loss of each recipe on the same batches. Each point is the mean of neighboring steps."
-    of_errors = "Logarithmic. Relative L2 difference of all gradients from FP32 gradients at the same weights. The curve of FP32 is the difference between two batches."
-    ticks = [(step, f"{step:,}") for step in round_steps(result.steps - 1)]
-    for label, about, curves in (("Loss", of_losses, losses), ("Gradient error", of_errors, errors)):
-        yield from line_chart(label, about, curves, max(result.steps - 1, 1), "step", ticks, linear=label == "Loss")
+    about_errors = (
+        "Logarithmic. Relative L2 difference of all gradients from FP32 gradients at the same weights. The curve of FP32 is "
+        "the difference between two batches."
+    )
+    yield from chart("Gradient error", about_errors, errors, linear=False)
 
 
 def _curve(run: RecipeRun, values: Iterable[tuple[int, float | None]]) -> tuple[str, str, list[tuple[float, float]]]:
@@ -202,14 +227,27 @@ def _curve_style(recipe: Recipe) -> str:
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
-    """The parameters with the largest gradient errors or shares of lost updates, the worst first."""
-    fp32, others = result.runs["fp32"], [run for name, run in result.runs.items() if name != "fp32"]
-    found = [(name, run) for run in others if not run.recipe.repairs for name in run.parameters]
-    found.sort(key=lambda one: -max(one[1].share(kind, one[0]) or 0.0 for kind in MEASURES))
+    """The parameters with the largest gradient errors or shares of lost updates, the worst first; without those whose
+    gradients are nothing but rounding."""
+    fp32 = result.runs["fp32"]
+    found = [
+        (name, run)
+        for recipe, run in result.runs.items()
+        if recipe != "fp32" and not run.recipe.repairs
+        for name in run.parameters
+        if not fp32.is_rounding(name)
+    ]
+
+    def worst_share(one: tuple[str, RecipeRun]) -> float:
+        name, run = one
+        return max(run.share(kind, name) or 0.0 for kind in MEASURES)
+
+    found.sort(key=worst_share, reverse=True)
     heads = ("Parameter", "Recipe", "Noise", *MEASURES.values(), "Gradient zero")
     rows = list[tuple[str, ...]]()
     for name, run in found[:WORST]:
-        noise, zero = or_blank(fp32.share("error", name), ratio), or_blank(run.share("zero_gradient", name), percent)
+        noise = or_blank(fp32.share("error", name), ratio)
+        zero = or_blank(run.share("zero_gradient", name), percent)
         rows.append((name, run.recipe.title, noise, *_measures(run, name), zero))
     left = f" of {len(found):,}; rehearsal.json lists all" if len(found) > len(rows) else ""
     if rows:

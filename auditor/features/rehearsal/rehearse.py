@@ -244,32 +244,32 @@ def problems_of(name: str, runs: Mapping[str, RecipeRun]) -> Iterator[RecipeProb
         return
     yield from _lost_entries(run, fp32, problem)
     error = run.share("error") or 0.0
-    noise = fp32.share("error") or 0.0
     wide = runs.get(f"{name}_fp32_accumulation", run).share("error")
     if wide is not None and error > max(2 * wide, ROUNDED):
         said = f"gradients differ from FP32's by {error:.1%} after {run.backward_passes} backward passes,"
         yield problem("sums-rounded", f"{said} but only by {wide:.1%} if they are summed in FP32")
-    if error > tolerated_error(noise):
-        worst = max(run.parameters, key=lambda name: run.share("error", name) or 0.0)
-        said = (
-            f"gradients differ from FP32's by {error:.0%}, above the tolerated {tolerated_error(noise):.0%}, most in {worst}: "
-            "keep its module in FP32"
-        )
-        yield problem("gradients-off", said, worst.rpartition(".")[0])
-    else:
-        yield from _one_gradient_off(run, fp32, error, problem)
+    yield from _wrong_gradients(run, fp32, problem)
 
 
-def _one_gradient_off(
-    run: RecipeRun, fp32: RecipeRun, error: float, problem: Callable[..., RecipeProblem]
-) -> Iterator[RecipeProblem]:
-    """A parameter whose gradient is wrong, although those of all parameters together are right. error: of all."""
-    worst = max(run.parameters, key=lambda name: run.share("error", name) or 0.0, default="")
+def _wrong_gradients(run: RecipeRun, fp32: RecipeRun, problem: Callable[..., RecipeProblem]) -> Iterator[RecipeProblem]:
+    """Gradients that differ too much from FP32's: those of all parameters together, or else those of one."""
+    error = run.share("error") or 0.0
+    tolerated = tolerated_error(fp32.share("error") or 0.0)
+    resolved = (name for name in run.parameters if not fp32.is_rounding(name))
+    worst = max(resolved, key=lambda name: run.share("error", name) or 0.0, default="")
     own = run.share("error", worst) or 0.0
     noise = fp32.share("error", worst) or 0.0
-    if worst and own > max(ALONE, noise):
-        said = f"gradients of {worst} differ from FP32's by {own:.0%}, although those of all parameters together only differ by {error:.1%}: keep its module in FP32"
-        yield problem("gradients-off", said, worst.rpartition(".")[0])
+    module = worst.rpartition(".")[0]
+    is_kept = run.recipe.scopes.get(module) == {"precision": "fp32"}
+    advice = ": keep its module in FP32" if module and not is_kept else ""
+    if error > tolerated:
+        most = f", most in {worst}{advice}" if worst else ""
+        said = f"gradients differ from FP32's by {error:.0%}, above the tolerated {tolerated:.0%}{most}"
+        yield problem("gradients-off", said, module)
+    elif worst and own > max(ALONE, noise):
+        together = f"although those of all parameters together only differ by {error:.1%}"
+        said = f"gradients of {worst} differ from FP32's by {own:.0%}, {together}{advice}"
+        yield problem("gradients-off", said, module)
 
 
 def _skipped(run: RecipeRun) -> str:
@@ -374,27 +374,51 @@ def _wrong_losses(run: RecipeRun, fp32: RecipeRun, problem: Callable[..., Recipe
 def remedies_for(runs: Mapping[str, RecipeRun]) -> Iterator[Recipe]:
     """Repaired variants of recipes with a problem; for stored low-precision weights with many backward passes a step,
     also a variant that sums gradients in FP32. A recipe that fails has no variants."""
-    for name, run in [item for item in runs.items() if item[1].failure is None and item[0] != "fp32"]:
-        if name == AS_WRITTEN and not run.recipe.stored:  # the standard recipes repair it
+    for name, run in [*runs.items()]:  # the caller adds the runs of the variants
+        recipe = run.recipe
+        is_variant = recipe.remedies or recipe.ranks > 1  # a further recipe: the recipe that it changes has variants
+        is_repaired_by_standard = name == AS_WRITTEN and not recipe.stored
+        if name == "fp32" or run.failure is not None or is_variant or is_repaired_by_standard:
             continue
-        own, problems = run.recipe, {p.kind: p for p in problems_of(name, runs)}
-        if own.remedies or own.ranks > 1:  # a further recipe: the recipe that it changes has variants
-            continue
-        vary = partial(replace, own, repairs=name)
-        if own.stored:
-            low = ("eps", "fp32_master_weights") if own.format == "fp16" else ROUNDINGS * ("not-finite" not in problems)
-            for remedy in ("fp32_accumulation",) * (run.backward_passes >= PASSES) + low * bool(problems):
-                title = f"{label(own.format)} with {REMEDIES[remedy][0]}"
-                yield vary(name=f"{name}_{remedy}", title=title, remedies=(remedy,))
-            continue
-        skips = run.skipped and not problems.keys().isdisjoint({"steps-skipped", "loss-behind"})
-        if run.scale is not None and run.scale >= 1 and (skips or "gradients-off" in problems):
-            scale = run.scale / HEADROOM if skips else RAISE * run.scale
-            yield vary(name=f"{name}_scale", title=f"{own.title} with init_scale={scale:g}", scale=scale)
-        if islands := {problem.module: {"precision": "fp32"} for problem in problems.values() if problem.module}:
-            scopes = {"": {"precision": own.format}, **own.scopes, **islands}
-            title = f"{own.title}, {' and '.join('the loss' if place == LOSS else place for place in islands)} in FP32"
-            yield vary(name=f"{name}_islands", title=title, scopes=scopes)
+        problems = {problem.kind: problem for problem in problems_of(name, runs)}
+        if recipe.stored:
+            yield from _variants_of_stored(name, run, problems)
+        else:
+            yield from _variants_of_autocast(name, run, problems)
+
+
+def _variants_of_stored(name: str, run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator[Recipe]:
+    """Variants of a recipe with weights in low precision. problems: {kind: problem}."""
+    recipe = run.recipe
+    remedies = list[str]()
+    if run.backward_passes >= PASSES:
+        remedies.append("fp32_accumulation")
+    if problems and recipe.format == "fp16":
+        remedies += ["eps", "fp32_master_weights"]
+    elif problems and "not-finite" not in problems:
+        remedies += ROUNDINGS
+    for remedy in remedies:
+        title = f"{label(recipe.format)} with {REMEDIES[remedy][0]}"
+        yield replace(recipe, repairs=name, name=f"{name}_{remedy}", title=title, remedies=(remedy,))
+
+
+def _variants_of_autocast(name: str, run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator[Recipe]:
+    """Variants of a recipe with FP32 weights: another loss scale, and the modules to blame in FP32. problems: {kind:
+    problem}."""
+    recipe = run.recipe
+    lowers_scale = run.skipped and ("steps-skipped" in problems or "loss-behind" in problems)
+    raises_scale = not lowers_scale and "gradients-off" in problems
+    if run.scale is not None and run.scale >= 1 and (lowers_scale or raises_scale):
+        scale = run.scale / HEADROOM if lowers_scale else run.scale * RAISE
+        title = f"{recipe.title} with init_scale={scale:g}"
+        yield replace(recipe, repairs=name, name=f"{name}_scale", title=title, scale=scale)
+    blamed = dict.fromkeys(problem.module for problem in problems.values() if problem.module)
+    if blamed:
+        islands = {module: {"precision": "fp32"} for module in blamed}
+        scopes = {"": {"precision": recipe.format}, **recipe.scopes, **islands}
+        places = " and ".join("the loss" if module == LOSS else module for module in blamed)
+        title = f"{recipe.title}, {places} in FP32"
+        yield replace(recipe, repairs=name, name=f"{name}_islands", title=title, scopes=scopes)
 
 
 def _preference(recipe: Recipe) -> tuple[bool, bool, bool]:

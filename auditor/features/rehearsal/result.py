@@ -127,6 +127,9 @@ REMEDIES: dict[str, tuple[str, partial[None]]] = {
 """{name: (title, function of an optimizer)}. A rehearsal applies the function; reports print its code for the user."""
 
 
+UNRESOLVED = 0.1
+"""A parameter's gradient that changes by a larger share when FP32 weights move by their last bit is rounding: that of a bias
+before a normalization, for example, is zero in exact arithmetic."""
 RANKS = 8
 """Default number of simulated ranks."""
 
@@ -159,9 +162,12 @@ def _stored_bf16(remedy: str) -> Recipe:
 
 def code_of(name: str) -> str:
     """Code that the user can paste: the remedy's function, and the call that applies the function."""
-    function, given = REMEDIES[name][1].func, REMEDIES[name][1].keywords
-    text = re.sub(r": (Any|str|float|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(function))
-    call = ", ".join(["optimizer", *(f"{key}={value!r}" for key, value in given.items())])
+    _, remedy = REMEDIES[name]
+    function = remedy.func
+    annotations = r": (Any|str|float|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)"
+    text = re.sub(annotations, "", inspect.getsource(function))
+    options = [f"{key}={value!r}" for key, value in remedy.keywords.items()]
+    call = ", ".join(["optimizer", *options])
     return f"{text}\n\n{function.__name__}({call})  # once, after creating the optimizer\n"
 
 
@@ -207,7 +213,8 @@ class ParameterSeries:
     """Measurements of one parameter, one for each sampled step; None if undefined.
 
     error: relative L2 error of the gradient against FP32's at the same weights and batch; in an FP32 run the difference
-    between gradients of two sampled steps, over sqrt(2). Shares of entries: zero_gradient: the gradient is zero;
+    between gradients of two sampled steps, over sqrt(2). rounding: in an FP32 run, the relative L2 change of the gradient
+    if all weights move by their last bit. Shares of entries: zero_gradient: the gradient is zero;
     updates_lost: a non-zero gradient changes no weight; decay_lost: weight decay changes no weight;
     second_moment_stuck: Adam's second moment should change by over a hundredth, but does not; second_moment_zero: the
     second moment is zero although the gradient is not.
@@ -216,6 +223,7 @@ class ParameterSeries:
     entries: int
     group: int
     error: Series = field(default_factory=list)
+    rounding: Series = field(default_factory=list)
     zero_gradient: Series = field(default_factory=list)
     updates_lost: Series = field(default_factory=list)
     decay_lost: Series = field(default_factory=list)
@@ -269,6 +277,10 @@ class RecipeRun:
                 total += parameter.entries * mean
                 weight += parameter.entries
         return total / weight if weight else None
+
+    def is_rounding(self, name: str) -> bool:
+        """In an FP32 run: whether a parameter's gradient is nothing but rounding, so that it cannot be compared."""
+        return (self.share("rounding", name) or 0.0) > UNRESOLVED
 
     @property
     def final(self) -> list[float]:

@@ -29,7 +29,7 @@ from .forked import bad_step, call_forked
 from .given import name_tensors, named_tensors
 from .losing import Results, Sketching, find_origin, first_off_step
 from .lowstate import LowState
-from .measuring import in_fp32, record_errors, record_update
+from .measuring import in_fp32, move_by_last_bit, record_errors, record_rounding, record_update
 from .owncasts import OwnCasts
 from .result import AS_WRITTEN, FP32, SCALED, LossOrigin, NonFiniteStep, Recipe, RecipeRun, StepFinding
 from .runner import StepRunner, parameters_of
@@ -195,10 +195,14 @@ class Session(StepRunner):
             self._sampled = step in samples
             self._updates = {}
             exact: float | None = None
+            moved = dict[str, Any]()
             if self._sampled and recipe != FP32:
                 fp32 = {}
                 with suppress(AuditorError):
                     fp32, exact = call_forked(partial(self._run_shadow, batch))
+            elif self._sampled and step >= steps * 2 // 3:  # means are over the last third
+                with suppress(AuditorError):
+                    moved, _ = call_forked(partial(self._run_shadow, batch, is_moved=True))
             if as_written and self._sampled and len(result.steps) < TRIALS:
                 tried += self._try(batch, step)
             if as_written and self._sampled and self._observer.scales_by_hand and len(by_hand) < TRIALS:
@@ -217,7 +221,7 @@ class Session(StepRunner):
                 result.failure = str(error)
                 break
             if self._updates:
-                fp32 = self._measure(step, fp32)
+                fp32 = self._measure(step, fp32, moved)
                 result.exact_losses.append(exact)
             if as_written and self._observer.skipped and self._broken is None:
                 self._broken = ""
@@ -335,18 +339,23 @@ class Session(StepRunner):
             return "the batch"
         return name_tensors(self._step, (self.root, *self._called)).get(id(x), "")
 
-    def _measure(self, step: int, fp32: dict[str, Any]) -> dict[str, Any]:
-        """Measure a sampled step. fp32: see `record_errors`. Returns the last known gradient of every parameter."""
+    def _measure(self, step: int, fp32: dict[str, Any], moved: Mapping[str, Any]) -> dict[str, Any]:
+        """Measure a sampled step. fp32: see `record_errors`; moved: see `record_rounding`. Returns the last known gradient
+        of every parameter."""
         gradients = {self._parameters[p]: update.gradient for p, update in self._updates.items()}
         record_errors(self.result, step, gradients, fp32)
+        record_rounding(self.result, gradients, moved)
         for p, update in self._updates.items():
             series = self.result.parameters[self._parameters[p]]
             record_update(series, p, update, in_fp32(self.result))
         return fp32 | gradients
 
-    def _run_shadow(self, batch: Any, tell: object) -> tuple[dict[str, Any], float | None]:
-        """FP32's gradients of this step, from the same state, as NumPy arrays, which a pipe can pass on; and its loss."""
-        self._convert(FP32)
+    def _run_shadow(self, batch: Any, tell: object, *, is_moved: bool = False) -> tuple[dict[str, Any], float | None]:
+        """FP32's gradients of this step, from the same state, as NumPy arrays, which a pipe can pass on; and its loss.
+        is_moved: from weights that differ in their last bit."""
+        self._convert(replace(FP32))  # a recipe of its own also beside a run in FP32: it applies no update
+        if is_moved:
+            move_by_last_bit(self._parameters)
         loss = self._call_step(batch)
         gradients = {self._parameters[p]: update.gradient.numpy() for p, update in self._updates.items()}
         return gradients, loss if self._has_loss else None

@@ -1,6 +1,7 @@
 """Losses that equal FP32's at the same weights, by chance or by construction, although gradients are wrong."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import auditor
+from auditor.features.rehearsal.page import render
 from auditor.features.rehearsal.rehearse import problems_of, rehearse_as_written
+from auditor.features.rehearsal.result import RecipeRun
 from tests.features.rehearsal.cases import classes, mlp
 
 Loss = Callable[[Any, torch.Tensor, torch.Tensor], Any]
@@ -91,6 +95,11 @@ def a_bias_whose_gradient_is_zero(m: Any, x: torch.Tensor, y: torch.Tensor) -> A
 
 def problems(loss_fn: Loss) -> list[tuple[str, str | None]]:
     """(kind, module) of the problems of three steps as written."""
+    return [(problem.kind, problem.module) for problem in problems_of("as_written", rehearsed(loss_fn))]
+
+
+def rehearsed(loss_fn: Loss) -> dict[str, RecipeRun]:
+    """Three steps as written, and in FP32."""
     torch.manual_seed(0)
     model = nn.ModuleDict({"body": mlp(16, 4), "side": nn.Linear(16, 4)})
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -103,8 +112,7 @@ def problems(loss_fn: Loss) -> list[tuple[str, str | None]]:
         optimizer.step()
         return returned.detach()
 
-    runs = rehearse_as_written(step, classes(3), 3, 0, "step")
-    return [(problem.kind, problem.module) for problem in problems_of("as_written", runs)]
+    return rehearse_as_written(step, classes(3), 3, 0, "step")
 
 
 @pytest.mark.parametrize("loss_fn", WRONG)
@@ -115,7 +123,53 @@ def test_a_wrong_gradient_under_an_equal_loss_is_a_problem(loss_fn: Loss) -> Non
 
 
 def test_the_module_of_a_wrong_gradient_among_right_ones_is_named() -> None:
-    assert problems(a_small_layer_beside_a_large_one) == [("gradients-off", "side")]
+    runs = rehearsed(a_small_layer_beside_a_large_one)
+    (found,) = problems_of("as_written", runs)
+    assert (found.kind, found.module) == ("gradients-off", "side")
+    assert found.text.endswith(": keep its module in FP32")
+    recipe = replace(runs["as_written"].recipe, scopes={"side": {"precision": "fp32"}})
+    (again,) = problems_of("as_written", {**runs, "as_written": replace(runs["as_written"], recipe=recipe)})
+    assert "keep" not in again.text  # it was kept
+
+
+class BiasesBeforeNorms(nn.Module):
+    """Convolutions whose biases the batch norms take away, on images so large that the sums of rounding errors are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.last_norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.first(x)).relu()
+        x = self.last_norm(self.second(x)).relu()
+        return self.head(x.mean((-2, -1)))
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_not_judged() -> None:
+    torch.manual_seed(0)
+    model = BiasesBeforeNorms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batches = [(torch.randn(16, 1, 24, 24), torch.randint(0, 4, (16,))) for _ in range(3)]
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    result = auditor.rehearse(step, batches, 6)
+    biases = {"first.bias", "second.bias"}
+    fp32, bf16 = result.runs["fp32"], result.runs["bf16_autocast"]
+    shares = {name: fp32.share("rounding", name) or 0.0 for name in fp32.parameters}
+    assert {name for name, share in shares.items() if share > 0.1} == biases
+    assert max(share for name, share in shares.items() if name not in biases) < 1e-4
+    assert all((bf16.share("error", name) or 0.0) > 10 for name in biases)
+    assert not [problem for problem in result.problems if problem.kind == "gradients-off"]
+    page = render(result)
+    assert "second.weight" in page and "second.bias" not in page
 
 
 @pytest.mark.parametrize("loss_fn", RIGHT)
