@@ -38,7 +38,8 @@ def result_of(folder: Path, step: str) -> Any:
 
 @pytest.mark.slow
 def test_every_step_runs_small_and_not_again(tmp_path: Path) -> None:
-    done = gpu("--device", "pretend", "--results", str(tmp_path), limit=900)
+    # A step's own limit is that of a fast machine with a GPU; this one emulates it.
+    done = gpu("--device", "pretend", "--limit", "400", "--results", str(tmp_path), limit=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     for step in STEPS:
         found = result_of(tmp_path, step.name)

@@ -282,7 +282,7 @@ STEPS = (
     Step("tests", "Do the tests of what computes pass with a GPU at hand?", 240, tests),
     Step("published", "Does the GPU print what others published, and what the emulation gives?", 120, published),
     Step("examples", "Does every example come to the same natively?", 360, examples),
-    Step("one_thread", "And with one thread?", 60, one_thread, {"OMP_NUM_THREADS": "1"}),
+    Step("one_thread", "And with one thread?", 120, one_thread, {"OMP_NUM_THREADS": "1"}),
     Step("ratios", "How near are emulated errors to native ones?", 180, ratios),
     Step(
         "ratios_without_tf32",
