@@ -13,7 +13,7 @@ from ..execution.mixtures import Mixture, find_mixtures
 from ..execution.policy import plain
 from ..numerics.formats import runs
 from ..numerics.operations import operation
-from ..records import Capture, Contribution, Finding, Plan, Repair, Verdict
+from ..records import Contribution, Finding, Plan, Repair, Verdict
 from ..records.measure import FAILURES
 from ..records.paths import module_of
 from ..rulebook.failures import OTHERS
@@ -203,8 +203,7 @@ def _ways(problem: Problem, cause: _Cause, rewrites: _Rewrites) -> Iterator[Prob
     }
     after = repaired(problem, {*cause.inexact, *in_fp32}, rewrites, converted)
     yield after
-    written = [name for reader, one in mixtures.items() if reader in cause.made for name in one.written]
-    made = frozenset(each for name in written for each in _calls_of_same_line(problem.capture, name))
+    made = frozenset(name for reader, one in mixtures.items() if reader in cause.made for name in one.written)
     if made:
         left_out = {name: Cost(0, 0, True) for name in made if operation(problem.capture.nodes[name].op).cast}
         yield replace(after, made_low=made, costs={**after.costs, **left_out})
@@ -285,13 +284,6 @@ def _costs_of_joined(problem: Problem, joined: Set[str]) -> dict[str, Cost]:
         elements = sum(problem.elements.get(value, 0) for value in values)
         result[name] = replace(problem.costs[name], elements=elements)
     return result
-
-
-def _calls_of_same_line(capture: Capture, name: str) -> list[str]:
-    """An operation, and its other calls from the same source line, such as in other blocks of a model."""
-    line, op = capture.nodes[name].source, capture.nodes[name].op
-    others = [each for each, node in capture.nodes.items() if line and (node.source, node.op) == (line, op)]
-    return list(dict.fromkeys((name, *others)))
 
 
 def _mixtures(problem: Problem, names: Collection[str]) -> dict[str, Mixture]:
