@@ -259,17 +259,17 @@ def _wrong_gradients(run: RecipeRun, fp32: RecipeRun, problem: Callable[..., Rec
     worst = max(resolved, key=lambda name: run.share("error", name) or 0.0, default="")
     own = run.share("error", worst) or 0.0
     noise = fp32.share("error", worst) or 0.0
-    module = worst.rpartition(".")[0]
+    module = run.parameters[worst].module if worst else ""
     is_kept = run.recipe.scopes.get(module) == {"precision": "fp32"}
     advice = ": keep its module in FP32" if module and not is_kept else ""
     if error > tolerated:
         most = f", most in {worst}{advice}" if worst else ""
         said = f"gradients differ from FP32's by {error:.0%}, above the tolerated {tolerated:.0%}{most}"
-        yield problem("gradients-off", said, module)
+        yield problem("gradients-off", said, module or None)
     elif worst and own > max(ALONE, noise):
         together = f"although those of all parameters together only differ by {error:.1%}"
         said = f"gradients of {worst} differ from FP32's by {own:.0%}, {together}{advice}"
-        yield problem("gradients-off", said, module)
+        yield problem("gradients-off", said, module or None)
 
 
 def _skipped(run: RecipeRun) -> str:

@@ -212,6 +212,7 @@ class StepFinding:
 class ParameterSeries:
     """Measurements of one parameter, one for each sampled step; None if undefined.
 
+    module: path of the module that computes with it; empty for the root, and for a tensor that belongs to no module.
     error: relative L2 error of the gradient against FP32's at the same weights and batch; in an FP32 run the difference
     between gradients of two sampled steps, over sqrt(2). rounding: in an FP32 run, the relative L2 change of the gradient
     if all weights move by their last bit. Shares of entries: zero_gradient: the gradient is zero;
@@ -222,6 +223,7 @@ class ParameterSeries:
 
     entries: int
     group: int
+    module: str = ""
     error: Series = field(default_factory=list)
     rounding: Series = field(default_factory=list)
     zero_gradient: Series = field(default_factory=list)

@@ -67,6 +67,7 @@ class StepRunner:
         self.own_regions, self.low_regions = False, set[torch.dtype]()
         self.recipe, self.result = FP32, RecipeRun(FP32)
         self._parameters = dict[torch.Tensor, str]()  # names of the trained parameters
+        self._owners = dict[str, str]()  # {name of a parameter: path of the module that computes with it}
         self._calls: list[nn.Module] = []  # the modules that are being called, innermost last
         self._ranks = _Ranks()
         self._trace: Trace | None = None  # of a trial step
@@ -87,7 +88,10 @@ class StepRunner:
 
     def _prepare(self, recipe: Recipe) -> None:
         """Convert the model and the optimizers as the recipe requires, and replace functions of torch."""
-        series = {name: ParameterSeries(p.numel(), self.trained[p]) for p, name in self._parameters.items()}
+        series = {
+            name: ParameterSeries(p.numel(), self.trained[p], self._owners.get(name, ""))
+            for p, name in self._parameters.items()
+        }
         self.result = RecipeRun(recipe, parameters=series)
         self._convert(recipe)
         for name, optimizer in product(recipe.remedies, self.optimizers.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -87,6 +87,14 @@ def _root_of(modules: Iterable[nn.Module], trained: Mapping[Any, int]) -> nn.Mod
     return next(iter(roots.values()), nn.Module())
 
 
+def _computing_path(path: str, modules: Mapping[str, nn.Module]) -> str:
+    """The path of a module, or if it is a list or a dictionary of parameters, of the module around it. modules: {path:
+    module}."""
+    while path and isinstance(modules[path], nn.ParameterList | nn.ParameterDict):
+        path = path.rpartition(".")[0]
+    return path
+
+
 class Session(StepRunner):
     """The user's step, and its runs, each in a separate process. optimizers: those that the first step calls.
     copied_dtypes: of parameters with gradients that no optimizer has, such as the FP16 copies of FP32 weights. scalers:
@@ -139,19 +147,32 @@ class Session(StepRunner):
         graded = (p for one in self._called for p in one.parameters() if id(p) in with_gradients)
         self.copied_dtypes = {p.dtype for p in graded if p not in trained}
         self._storage = Storage((self.root, *self._called), trained, self._variables())
-        named = ((p, path) for path, p in self.root.named_parameters() if p in trained and p.numel())
-        self._parameters = {p: without_wrappers(path) for p, path in named}
-        self._parameters |= {p: name for name, p in self._bare_tensors() if p not in self._parameters}
         self._paths = {module: without_wrappers(path) for path, module in self.root.named_modules()}
+        self._parameters, self._owners = self._name_parameters({*modules})
         if any(p.device.type in NATIVE for p in trained):
             raise bad_step("the model is on a GPU: move model and batches to the CPU, where a rehearsal emulates a GPU")
 
-    def _bare_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, trained tensor) of those that are no parameters, such as FP32 copies of a model's FP16 weights."""
+    def _name_parameters(self, modules: Set[nn.Module]) -> tuple[dict[torch.Tensor, str], dict[str, str]]:
+        """{trained tensor: its name} and {name: path of the module that computes with it}. modules: the user's.
+
+        A tensor that belongs to no module, such as an FP32 copy of an FP16 weight, has the name that the step gives it, or
+        else that of its optimizer, and no path.
+        """
+        names, owners = dict[torch.Tensor, str](), dict[str, str]()
+        at = {path: module for module, path in self._paths.items()}
+        for path, module in at.items():
+            for name, p in module.named_parameters(recurse=False) if module in modules else ():
+                if p in self.trained and p not in names and p.numel():
+                    names[p] = f"{path}.{name}" if path else name
+                    owners[names[p]] = _computing_path(path, at)
+
+        own_names = {id(x): name for name, x in named_tensors(self._step) if "param_groups" not in name}
         for number, optimizer in enumerate(self.optimizers.values()):
             for i, p in enumerate(parameters_of(optimizer)):
-                if not isinstance(p, nn.Parameter) and p.numel():
-                    yield f"{type(optimizer).__name__}{number}.{i}", p
+                name = own_names.get(id(p), f"{type(optimizer).__name__}{number}[{i}]")
+                if p not in names and p.numel():
+                    names[p] = name if name not in owners else f"{type(optimizer).__name__}{number}[{i}]"
+        return names, owners
 
     def _variables(self) -> list[torch.Tensor]:
         """The step's own variables in FP16 or BF16."""

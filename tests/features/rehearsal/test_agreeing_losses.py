@@ -132,6 +132,28 @@ def test_the_module_of_a_wrong_gradient_among_right_ones_is_named() -> None:
     assert "keep" not in again.text  # it was kept
 
 
+def test_a_wrong_gradient_of_a_tensor_in_no_module_is_told_by_its_name_without_advice_about_a_module() -> None:
+    torch.manual_seed(0)
+    body = mlp(16, 4)
+    factors = [torch.full((4,), 0.3, requires_grad=True)]
+    optimizer = torch.optim.SGD([*body.parameters(), *factors], lr=1e-3)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        with region():
+            loss = F.cross_entropy(body(x), y) + near_one((factors[0] * y[:, None]).bfloat16())
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    runs = rehearse_as_written(step, classes(3), 3, 0, "step")
+    (found,) = problems_of("as_written", runs)
+    assert (found.kind, found.module) == ("gradients-off", None)
+    assert found.text.startswith("gradients of factors[0] differ from FP32's by 100%")
+    assert "keep" not in found.text
+    assert {series.module for series in runs["fp32"].parameters.values()} == {"0", ""}
+
+
 class BiasesBeforeNorms(nn.Module):
     """Convolutions whose biases the batch norms take away, on images so large that the sums of rounding errors are large."""
 
