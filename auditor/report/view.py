@@ -284,7 +284,7 @@ def _outputs_beyond(audit: Audit, run: Verification | None) -> str:
     more = f" {count(len(beyond) - 1, 'other output')} likewise;" if len(beyond) > 1 else ""
     return (
         f"But output `{worst}` on its own has error {ratio(beyond[worst])}, above the budget of {audit.max_error:g};{more} "
-        f"to hold it to the budget: --criterion '{offers[worst]}'."
+        f"an audit with --criterion '{offers[worst]}' holds it to the budget, and names the lines to repair."
     )
 
 

@@ -369,6 +369,10 @@ def test_an_output_far_worse_than_the_rest_is_named() -> None:
     assert sentence in headline
     assert "--criterion 'small: rel_l2 <= 0.01'" in headline
     assert "on its own" not in ReportView(own).headline
+    held = found_by(forward, criteria="small: rel_l2 <= 0.01")
+    line = forward.__code__.co_firstlineno + 2
+    blamed = {finding.source for finding in held.findings if finding.severity == "warning"}
+    assert blamed and all(source.startswith(f"{Path(__file__).name}:{line}") for source in blamed), blamed
 
 
 class Picture(nn.Module):
