@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
+from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -249,20 +250,24 @@ def _no_module(name: str, target: Target) -> LoadError:
 
 @contextmanager
 def _named_if_slow(target: Target) -> Iterator[None]:
-    """If the body, an import, takes more than SLOW seconds, say which line of the file runs, and what to do: a script may
-    train when it is imported."""
+    """If the body, an import, takes more than SLOW seconds, say which line of the user's files runs, and what to do: a
+    script may train when it is imported. Nothing is said of a line that imports a library."""
     importing = threading.get_ident()
 
     def name_line() -> None:
-        frames = traceback.walk_stack(sys._current_frames().get(importing))
-        own = [(frame, line) for frame, line in frames if _is_module_of(frame, target)]
-        if own:
-            frame, line = own[-1]
-            place = f"{Path(frame.f_code.co_filename).name}:{line}"
-            code = linecache.getline(frame.f_code.co_filename, line).strip()
-            hint = 'move code that trains under `if __name__ == "__main__":`, or name a file that only builds the model'
-            message = f"importing {target.label} has taken {SLOW:g} seconds, now at {place} ({code[:60]}): {hint}"
-            print(f"warning: {printable(message)}", file=sys.stderr)
+        frames = traceback.walk_stack(sys._current_frames().get(importing))  # the innermost first
+        within = takewhile(lambda at: at[0].f_code.co_filename != __file__, frames)
+        top_levels = [(frame, line) for frame, line in within if _is_top_level(frame, target)]
+        if not top_levels:
+            return
+        frame, line = top_levels[0]
+        file = Path(frame.f_code.co_filename)
+        code = linecache.getline(str(file), line).strip()
+        if code.startswith(("import ", "from ")):
+            return
+        hint = 'move code that trains under `if __name__ == "__main__":`, or name a file that only builds the model'
+        message = f"importing {target.label} has taken {SLOW:g} seconds, now at {file.name}:{line} ({code[:60]}): {hint}"
+        print(f"warning: {printable(message)}", file=sys.stderr)
 
     timer = threading.Timer(SLOW, name_line)
     timer.daemon = True
@@ -273,11 +278,11 @@ def _named_if_slow(target: Target) -> Iterator[None]:
         timer.cancel()
 
 
-def _is_module_of(frame: FrameType, target: Target) -> bool:
-    """Whether the frame runs the top level of the target's module."""
-    is_named = frame.f_globals.get("__name__") == target.module
-    is_file = target.path is not None and frame.f_code.co_filename == str(target.path)
-    return frame.f_code.co_name == "<module>" and (is_named or is_file)
+def _is_top_level(frame: FrameType, target: Target) -> bool:
+    """Whether the frame runs the top level of the target's module, or of another module of the user's."""
+    if frame.f_code.co_name != "<module>":
+        return False
+    return frame.f_globals.get("__name__") == target.module or kind_of(frame.f_code.co_filename) == "own"
 
 
 @contextmanager
