@@ -104,6 +104,10 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
     assert f"measured error {most.share:.2g} within the limit of every criterion" in audit.recommendation
     proof = ReportView(audit).proof
     assert f"every criterion holds. Nearest to its limit: {limit_line(most)}" in proof
+    screen = " ".join(text(audit).split())
+    assert screen.count(limit_line(most)) == 1  # the section of criteria does not repeat it
+    others = [one for one in plan.verification.criteria if one is not most]
+    assert all(limit_line(one) in screen for one in others) and others
 
 
 def test_the_chart_of_relative_errors_has_no_line_at_a_share_of_a_limit() -> None:
