@@ -123,7 +123,8 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
         working_directory=str(Path.cwd()),
         words=target.words,
     )
-    return BuiltModel(made, origin, spec)
+    notes = _note_on_choice(module, target, symbol) if kind == "class" and not target.symbol else ()
+    return BuiltModel(made, origin, spec, notes=notes)
 
 
 def _init_inputs(module: ModuleType, target: Target) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -226,21 +227,31 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
         return "Model"
     if isinstance(getattr(module, "model", None), nn.Module):
         return "model"
-    classes = dict[str, Any]()
-    for name, value in vars(module).items():
-        if _is_model_class(value) and value.__module__ == module.__name__:
-            classes[name] = value
+    classes = _own_classes(module)
     if not classes:
         raise _no_model(module, target)
-    outermost = _outermost(module, classes)
-    constructible = [name for name in outermost if not required_arguments(classes[name])]
-    names = constructible or outermost
-    if len(constructible) > 1:
-        names = _not_parts_of_others(constructible, classes, target, seed)
+    names = _meant(_outermost(module, classes), classes, target, seed)
     if len(names) > 1:
         options = " or ".join(f"{target.label}:{name}" for name in names)
         raise LoadError(f"{target.label} defines several models: name one, {options}", slug="ambiguous-model")
     return names[0]
+
+
+def _own_classes(module: ModuleType) -> dict[str, Any]:
+    """{name: class} of the model classes that the module itself defines."""
+    of_module = ((name, value) for name, value in vars(module).items() if _is_model_class(value))
+    return {name: value for name, value in of_module if value.__module__ == module.__name__}
+
+
+def _note_on_choice(module: ModuleType, target: Target, chosen: str) -> tuple[str, ...]:
+    """Which class was taken, if others could be meant."""
+    others = [name for name in _outermost(module, _own_classes(module)) if name != chosen]
+    if not others:
+        return ()
+    listed = f"{' and '.join(others[:3])}{' and others' if len(others) > 3 else ''}"
+    return (
+        f"Audited is {chosen}; {target.label} defines {listed}, too: to audit another, name it, as in {target.label}:{others[0]}.",
+    )
 
 
 def _no_model(module: ModuleType, target: Target) -> LoadError:
@@ -256,18 +267,31 @@ def _no_model(module: ModuleType, target: Target) -> LoadError:
     return LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
 
 
-def _not_parts_of_others(names: list[str], classes: Mapping[str, Any], target: Target, seed: int) -> list[str]:
-    """The classes that no other model contains or derives from; all if there is none."""
-    parts = dict[str, set[type]]()  # {class: types of the modules of its instance}
-    for name in names:
-        model = _build(classes[name], target, name, seed)
-        parts[name] = {type(part) for part in model.modules()}
+def _meant(outermost: list[str], classes: Mapping[str, Any], target: Target, seed: int) -> list[str]:
+    """Of the outermost classes, those that a person may mean: the classes that need no arguments, and of these the ones
+    with parameters, or else with buffers. Classes without both, such as a loss, only count where there are no others."""
+    if len(outermost) == 1:
+        return outermost
+    built = {
+        name: _build(classes[name], target, name, seed) for name in outermost if not required_arguments(classes[name])
+    }
+    with_parameters = {name: model for name, model in built.items() if any(True for _ in model.parameters())}
+    with_buffers = {name: model for name, model in built.items() if any(True for _ in model.buffers())}
+    needing_arguments = [name for name in outermost if name not in built]
+    if with_parameters or with_buffers or not needing_arguments:
+        return _not_parts_of_others(with_parameters or with_buffers or built, classes)
+    return needing_arguments
+
+
+def _not_parts_of_others(built: Mapping[str, nn.Module], classes: Mapping[str, Any]) -> list[str]:
+    """The classes that no other model contains or derives from; all if there is none. built: {class: instance}."""
+    parts = {name: {type(part) for part in model.modules()} for name, model in built.items()}
     independent = list[str]()
-    for name in names:
-        of_others = set[type]().union(*(parts[other] for other in names if other != name))
+    for name in built:
+        of_others = set[type]().union(*(parts[other] for other in built if other != name))
         if not any(issubclass(kind, classes[name]) for kind in of_others):
             independent.append(name)
-    return independent or names
+    return independent or list(built)
 
 
 def _imported_classes(module: ModuleType) -> list[str]:

@@ -266,7 +266,9 @@ def _named_if_slow(target: Target) -> Iterator[None]:
         if code.startswith(("import ", "from ")):
             return
         hint = 'move code that trains under `if __name__ == "__main__":`, or name a file that only builds the model'
-        message = f"importing {target.label} has taken {SLOW:g} seconds, now at {file.name}:{line} ({code[:60]}): {hint}"
+        message = (
+            f"importing {target.label} has taken {SLOW:g} seconds, now at {file.name}:{line} ({code[:60]}): {hint}"
+        )
         print(f"warning: {printable(message)}", file=sys.stderr)
 
     timer = threading.Timer(SLOW, name_line)

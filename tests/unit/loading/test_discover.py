@@ -144,6 +144,28 @@ def test_unrelated_classes_are_ambiguous(write):
         load(write(NET + NET.replace("Net", "Other")))
 
 
+LOSS = """
+class Loss(nn.Module):
+    def forward(self, logits, target):
+        return nn.functional.cross_entropy(logits, target)
+class Statistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+    def forward(self, x):
+        return x - self.mean
+"""
+
+
+def test_a_loss_beside_the_model_is_not_taken_for_it(write):
+    subject = load(write(LOSS + NET))
+    assert width(subject) == 4
+    assert "Audited is Net; model.py defines Loss and Statistics, too" in " ".join(subject.warnings)
+    with refused(LoadError, "needs-arguments", match=r"Net\(\) in model.py needs arguments \(width\)"):
+        load(write(LOSS.partition("class Statistics")[0] + NET.replace("width=4", "width")))
+    assert type(load(write(LOSS + "def get_inputs(): return torch.zeros(2, 3)\n")).model).__name__ == "Statistics"
+
+
 @pytest.mark.parametrize(
     ("symbol", "kind", "size"),
     [("Net", "class", 4), ("small", "instance", 2), ("make", "factory", 3), ("Net(width=11)", "class", 11)],
