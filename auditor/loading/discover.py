@@ -249,9 +249,8 @@ def _note_on_choice(module: ModuleType, target: Target, chosen: str) -> tuple[st
     if not others:
         return ()
     listed = f"{' and '.join(others[:3])}{' and others' if len(others) > 3 else ''}"
-    return (
-        f"Audited is {chosen}; {target.label} defines {listed}, too: to audit another, name it, as in {target.label}:{others[0]}.",
-    )
+    hint = f"to audit another, name it, as in {target.label}:{others[0]}"
+    return (f"Audited is {chosen}; {target.label} defines {listed}, too: {hint}.",)
 
 
 def _no_model(module: ModuleType, target: Target) -> LoadError:

@@ -161,7 +161,8 @@ class Session(StepRunner):
         names, owners = dict[torch.Tensor, str](), dict[str, str]()
         at = {path: module for module, path in self._paths.items()}
         for path, module in at.items():
-            for name, p in module.named_parameters(recurse=False) if module in modules else ():
+            own = module.named_parameters(recurse=False) if module in modules else ()
+            for name, p in own:
                 if p in self.trained and p not in names and p.numel():
                     names[p] = f"{path}.{name}" if path else name
                     owners[names[p]] = _computing_path(path, at)
@@ -169,9 +170,11 @@ class Session(StepRunner):
         own_names = {id(x): name for name, x in named_tensors(self._step) if "param_groups" not in name}
         for number, optimizer in enumerate(self.optimizers.values()):
             for i, p in enumerate(parameters_of(optimizer)):
-                name = own_names.get(id(p), f"{type(optimizer).__name__}{number}[{i}]")
-                if p not in names and p.numel():
-                    names[p] = name if name not in owners else f"{type(optimizer).__name__}{number}[{i}]"
+                if p in names or not p.numel():
+                    continue
+                name = own_names.get(id(p), "")
+                is_free = bool(name) and name not in owners
+                names[p] = name if is_free else f"{type(optimizer).__name__}{number}[{i}]"
         return names, owners
 
     def _variables(self) -> list[torch.Tensor]:
