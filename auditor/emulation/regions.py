@@ -13,6 +13,7 @@ import torch
 
 from ..isolation.process import swap_attribute
 from ..numerics.devices import CPU, NATIVE, target_type
+from ..numerics.entries import version_of
 from ..numerics.formats import dtype_name
 
 _Module = torch.amp.autocast_mode
@@ -78,14 +79,14 @@ def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     key = id(x), dtype, torch.is_grad_enabled()
     known = stack.casts.get(key)
     if known is None or known[0]() is not x:
-        known = stack.casts[key] = weakref.ref(x), x._version, x.to(dtype)
+        known = stack.casts[key] = weakref.ref(x), version_of(x), x.to(dtype)
     return known[2]
 
 
 def is_outdated(x: torch.Tensor, cast: torch.Tensor) -> bool:
     """Whether `cast` is that of a weight from before its last change, which the open autocast region keeps."""
     known = _STATE.stack.casts.get((id(x), cast.dtype, torch.is_grad_enabled())) if _STATE.stack is not None else None
-    return known is not None and known[2] is cast and known[1] != x._version
+    return known is not None and known[2] is cast and known[1] != version_of(x)
 
 
 def clear_weight_casts() -> None:

@@ -44,6 +44,11 @@ def _collect(tree: Any, collected: list[torch.Tensor]) -> None:
         collected += [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def version_of(x: torch.Tensor) -> int:
+    """How often a tensor was changed in place; 0 for inference tensors, of which torch does not count it."""
+    return 0 if x.is_inference() else x._version
+
+
 def over_tensors(function: Callable[[torch.Tensor], Any], tree: T) -> T:
     """Apply `function` to every tensor in `tree`."""
     kind = type(tree)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...numerics.entries import version_of
 from .encoding import local, over_batch, tensors_of
 from .weights import plain_name
 
@@ -28,7 +29,7 @@ class Called:
 
     def is_written(self) -> bool:
         """Whether a tensor of the batch was written to since the call began."""
-        return [_version(x) for x in self.tensors] != self.versions
+        return [version_of(x) for x in self.tensors] != self.versions
 
     def forget(self) -> None:
         """After the update: keep the batch alone, which a later capsule has for comparison."""
@@ -46,12 +47,8 @@ def called(batch: Any, is_copied: bool, generators: dict[str, Any], variables: d
     elif any(x.requires_grad for x in tensors):
         batch = over_batch(torch.Tensor.detach, batch)
     kept = tensors_of(batch) if is_copied else tensors
-    versions = [_version(x) for x in kept]
+    versions = [version_of(x) for x in kept]
     return Called(batch, kept, versions, generators, variables)
-
-
-def _version(x: torch.Tensor) -> int:
-    return 0 if x.is_inference() else x._version
 
 
 @dataclass
@@ -98,9 +95,9 @@ class Buffers:
             if saved is not None and saved.shape == buffer.shape and saved.dtype == buffer.dtype:
                 targets.append(saved)
                 sources.append(buffer)
-            elif saved is not None or self._still.get(name) != (id(buffer), buffer._version):
+            elif saved is not None or self._still.get(name) != (id(buffer), version_of(buffer)):
                 self._saved[name] = buffer.detach().clone()
-                self._still[name] = id(buffer), buffer._version
+                self._still[name] = id(buffer), version_of(buffer)
         if targets:
             with torch.no_grad():
                 torch._foreach_copy_(targets, sources)
@@ -111,7 +108,7 @@ class Buffers:
             return
         self._is_first = False
         for name, buffer in self._now():
-            if self._still.get(name) == (id(buffer), buffer._version):
+            if self._still.get(name) == (id(buffer), version_of(buffer)):
                 self._saved.pop(name, None)
 
     def before(self) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...numerics.entries import version_of
 from .reads import Place
 
 KINDS = (bool, int, float)
@@ -48,8 +49,8 @@ class Variables:
     def _kept(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """A tensor without its graph; a copy of one that steps write to. The optimizer writes to a trained one, after
         the capsule was written."""
-        known = self._versions.setdefault(name, (id(x), x._version))
-        is_written = known != (id(x), x._version) and not x.requires_grad
+        known = self._versions.setdefault(name, (id(x), version_of(x)))
+        is_written = known != (id(x), version_of(x)) and not x.requires_grad
         return x.detach().clone() if is_written else x.detach()
 
     def restore(self, values: Mapping[str, Any]) -> None:

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from auditor.emulation.regions import Region, entered_at, one_stack, region_now, written_as_meant
+import auditor
+from auditor.emulation.regions import Region, cast_weight, entered_at, one_stack, region_now, written_as_meant
 from tests.support.capturing import Function
 from tests.support.subjects import capture_of
 
@@ -77,6 +78,18 @@ def test_generators_that_outlive_the_stack() -> None:
         region = held()
         region.__enter__()
     region.__exit__(None, None, None)
+
+
+def test_weights_made_in_inference_mode_are_cast_once_per_region_too() -> None:
+    with torch.inference_mode():
+        made = nn.Linear(4, 4)
+    assert made.weight.is_inference() and made.weight.requires_grad
+    with torch.no_grad(), auditor.emulate("cuda"), torch.autocast("cuda", dtype=torch.float16):
+        out = made(torch.ones(2, 4))
+        assert torch.equal(out, made(torch.ones(2, 4)))
+    assert out.dtype is torch.float16
+    with one_stack(), torch.autocast("cuda", dtype=torch.float16):
+        assert cast_weight(made.weight, torch.float16) is cast_weight(made.weight, torch.float16)
 
 
 def test_depth_is_that_of_the_innermost_region() -> None:
