@@ -61,6 +61,7 @@ def load(directory: str | PathLike[str]) -> Audit:
         given = json.loads((file.parent / MEASUREMENTS).read_text(encoding="utf-8"))
         beside = given if isinstance(given, Mapping) and given.get("plan") == digest(document) else None
     audit = audit_of(merge(document, beside), str(file))
+    _check_names_of_plans(audit, str(file))
     return audit if beside else replace(audit, warnings=(*audit.warnings, ALONE))
 
 
@@ -116,8 +117,7 @@ def applicable(document: Any, where: str) -> Audit:
     result = audit_of(document, where)
     if not result.plans:
         raise _wrong(where, ("plans",), "an object with a plan", {})
-    for name, plan in result.plans.items():
-        _check_names(plan, where, ("plans", name))
+    _check_names_of_plans(result, where)
     return result
 
 
@@ -181,6 +181,12 @@ def json_path(place: Place) -> str:
 
 def _plan_in(path: Path) -> Path:
     return path / PLAN if path.is_dir() else path
+
+
+def _check_names_of_plans(audit: Audit, where: str) -> None:
+    """Raises: PlanError(slug="bad-plan") if a strategy or format of a plan does not exist."""
+    for name, plan in audit.plans.items():
+        _check_names(plan, where, ("plans", name))
 
 
 def _check_names(plan: Plan, where: str, place: Place) -> None:

@@ -150,7 +150,7 @@ def check(words: Sequence[str], codes: tuple[int, ...] = (0, 2)) -> None:
     assert "internal error" not in errors, (words, errors)
     assert "Traceback" not in errors, words
     assert "\x1b" not in output + errors
-    assert len(errors) < 2000 + 2 * len(" ".join(words))  # progress repeats them
+    assert len(errors) < 2000 + 2 * len(" ".join(words)), errors  # progress repeats them
     assert code < 2 or {path.name for path in Path().iterdir()} == before, words
     if code == 0 and words[0] == "snippet":
         ast.parse(output)
