@@ -49,9 +49,11 @@ def test_its_four_causes_come_first(bad: Audit) -> None:
     [pytest.param(name, marks=[pytest.mark.slow] if name != "loud" else []) for name in MISTAKES],
 )
 def test_each_is_gone_once_it_is_repaired(planted: str) -> None:
-    left = causes(audited(layers=2, **{planted: REPAIRED[planted]})).wanting
-    assert line(planted) not in {cause.worst.source for cause in left}
-    assert len(left) == 3
+    audit = audited(layers=2, **{planted: REPAIRED[planted]})
+    others = {line(other) for other in MISTAKES if other != planted}
+    assert {cause.worst.source for cause in causes(audit).wanting} <= others
+    # A problem of BF16 alone is a note if the plan is FP16.
+    assert others <= {one.source for one in audit.findings if one.severity != "info" or one.bearing == "elsewhere"}
 
 
 def test_plan_json_is_small_for_its_operations(bad: Audit) -> None:
