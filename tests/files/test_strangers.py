@@ -139,6 +139,15 @@ def run(*words: str) -> tuple[int, str, str]:
     return code, output.getvalue(), errors.getvalue()
 
 
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of what was written. That the hook hears of a text which names the canary, in a comment or as the name
+    of a module, does not count: parsing runs nothing."""
+    before = len(RUN)
+    tree = ast.parse(text)
+    del RUN[before:]
+    return tree
+
+
 def check(words: Sequence[str], codes: tuple[int, ...] = (0, 2)) -> None:
     """One command on what lies in this folder ends well or in one line, and what it writes is what it seems."""
     before = {path.name for path in Path().iterdir()}
@@ -153,11 +162,11 @@ def check(words: Sequence[str], codes: tuple[int, ...] = (0, 2)) -> None:
     assert len(errors) < 2000 + 2 * len(" ".join(words)), errors  # progress repeats them
     assert code < 2 or {path.name for path in Path().iterdir()} == before, words
     if code == 0 and words[0] == "snippet":
-        ast.parse(output)
+        parsed(output)
     if code == 0 and words[0] == "apply" and "applied" in words:
         text = Path("applied/patched_model.py").read_text()
         names: dict[str, Any] = {"__name__": "patched", "__file__": str(Path("applied/patched_model.py").resolve())}
-        exec(compile(text, "patched_model.py", "exec"), names)
+        exec(compile(parsed(text), "patched_model.py", "exec"), names)
         names["build"]()
     if code == 0 and "diff.html" in words:
         assert "<script>alert" not in Path("diff.html").read_text()
