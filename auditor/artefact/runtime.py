@@ -93,7 +93,7 @@ class KeptFunctions:
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
             raise ValueError(
-                f"torch {torch.__version__} has no function {unknown!r}, which the plan keeps in FP32: audit again"
+                f"torch {torch.__version__} has no function {unknown[:80]!r}, which the plan keeps in FP32: audit again"
             )
         self.names, self.low = names, low
         self.functions = {function: name for name in names for function in known[name]}

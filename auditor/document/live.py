@@ -138,7 +138,7 @@ def _runnable(plan: Plan) -> Plan:
         file = plan.program.file if plan.program else f"{plan.strategy}_{plan.format}.pt2"
         raise PlanError(
             f"a plan of strategy {plan.strategy} cannot be applied to a module: the plan is an exported program. "
-            f"Call torch.export.load({file!r}).module() like the model. For another model, audit that model.",
+            f"Call torch.export.load({file[:200]!r}).module() like the model. For another model, audit that model.",
             slug="plan-is-program",
         )
     used = [plan.format, *(choice.precision for choice in plan.scopes.values())]
