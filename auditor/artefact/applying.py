@@ -84,7 +84,8 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     paths_of_all = {path for paths in names.values() for path in paths}
     scopes = rename_scopes(plan["scopes"], paths_of_all)
     if (missing := next((path for path in scopes if path not in paths_of_all), None)) is not None:
-        raise ValueError(f"the plan names the scope {missing[:80]!r}, which this model does not have: audit this model")
+        shown = missing[:80]
+        raise ValueError(f"the plan names the scope {shown!r}, which this model does not have: audit this model")
     stored = runtime.storage_precisions(inner, scopes)
     refuse_lost_weights(inner, stored, plan.get("stored_low") or {})
     wrapping: dict[nn.Module, dict[str, Any]] = {}

@@ -162,8 +162,8 @@ def advice_on_names(model: nn.Module, paths: Collection[str]) -> str:
     prefix = next((path.partition(".")[0] for path in others), "")
     if prefix and prefix not in own and all(inside_of(prefix, path) in own for path in paths):
         return (
-            f"The plan's names begin with '{prefix[:80]}.': it was made for a module that contains such a model. Apply it "
-            "to that module, or audit this model"
+            f"The plan's names begin with '{prefix[:80]}.': it was made for a module that contains such a model. Apply "
+            "it to that module, or audit this model"
         )
     return ""
 
