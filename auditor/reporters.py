@@ -154,8 +154,8 @@ def _place_words(audit: Audit, cause: Cause) -> str:
 def _more(audit: Audit, seen: ReportView) -> list[Block]:
     """Sections that are shown unless empty: cautions, criteria, times, verdicts by format, and more."""
     shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
-    limits = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
-    limits = [line for line in limits if line not in seen.proof]  # the verdict has said it
+    lines = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
+    limits = [line for line in lines if line not in seen.proof]  # the verdict has said the others
     sections: dict[str, Iterable[str]] = {
         "Caution": seen.limits,
         **{page.label: page.lines(audit) for page in _with_lines(is_answer=False)},

@@ -190,14 +190,17 @@ def _check_names_of_plans(audit: Audit, where: str) -> None:
 
 
 def _check_names(plan: Plan, where: str, place: Place) -> None:
-    checks: list[tuple[Place, str, tuple[str, ...]]] = [((*place, "strategy"), plan.strategy, STRATEGIES)]
+    """Raises: PlanError(slug="bad-plan") if the plan's strategy, its format or a precision of its scopes does not exist."""
     low = tuple(name for name, row in FORMATS.items() if row.low)
-    checks.append(((*place, "format"), plan.format, low))
+    _check_name(plan.strategy, STRATEGIES, where, (*place, "strategy"))
+    _check_name(plan.format, low, where, (*place, "format"))
     for path, choice in plan.scopes.items():
-        checks.append(((*place, "scopes", path, "precision"), choice.precision, ("fp32", *low)))
-    for at, name, known in checks:
-        if name not in known:
-            raise _wrong(where, at, "one of " + ", ".join(known), name)
+        _check_name(choice.precision, ("fp32", *low), where, (*place, "scopes", path, "precision"))
+
+
+def _check_name(name: str, known: tuple[str, ...], where: str, place: Place) -> None:
+    if name not in known:
+        raise _wrong(where, place, "one of " + ", ".join(known), name)
 
 
 def _read(record: type, document: Any, where: str) -> Any:

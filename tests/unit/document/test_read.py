@@ -118,6 +118,13 @@ def test_names_that_are_not_known_matter_where_a_plan_is_applied(document: dict[
         assert refusal(audit_of, changed) is None
 
 
+def test_an_audit_whose_plan_has_an_unknown_strategy_is_not_loaded(document: dict[str, Any], tmp_path: Path) -> None:
+    changed = replaced(document, ("plans", "cast_bf16", "strategy"), "magic")
+    (tmp_path / "plan.json").write_text(json.dumps(changed), encoding="utf-8")
+    with refused(PlanError, "bad-plan", match=r"`\$\.plans\.cast_bf16\.strategy` should be one of autocast, cast"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'{"format_version": 1', b"\xff\xfe", b"[" * 100_000, b"1" * 5000, b'{"a": ' * 3000 + b"1"]
 )
