@@ -1,5 +1,6 @@
 """A script that trains when it is imported is named, with the line that runs and the way out."""
 
+import runpy
 from contextlib import suppress
 
 import pytest
@@ -53,6 +54,21 @@ def test_of_a_library_that_is_slow_to_import_nothing_is_said(tmp_path, monkeypat
     file = tmp_path / "imports_a_library.py"
     file.write_text("import slow_library\n\nmodel = None\n")
     import_target(parse(str(file)))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_script_that_calls_the_audit_is_not_what_is_imported(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(target, "SLOW", 0.3)
+    library = tmp_path / "site-packages" / "slow_models"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text("import time\ntime.sleep(0.8)\n")
+    (library / "nets.py").write_text("model = None\n")
+    monkeypatch.syspath_prepend(str(library.parent))
+    script = tmp_path / "caller.py"
+    script.write_text(
+        "from auditor.loading.target import import_target, parse\n\nimport_target(parse('slow_models.nets'))\n"
+    )
+    runpy.run_path(str(script))
     assert capsys.readouterr().err == ""
 
 
